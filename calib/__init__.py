@@ -1,6 +1,6 @@
 """The pure core, from records to answers.
 
 Nothing here imports torch, megatron or wandb, or reads a clock, the environment or the network;
-only ``samples.store`` and ``records.files`` touch files. ARCHITECTURE.md lists the rooms, lowest
-first: a room imports from those before it, and a test holds it to that.
+only ``samples.store`` and ``records.files`` touch files. ARCHITECTURE.md lists the folders,
+lowest layer first: each imports only from those before it, which a test enforces.
 """

@@ -1,4 +1,4 @@
-"""The errors that a user can meet; each message has a value, a rule and a remedy."""
+"""Errors shown to users; each message has a value, a rule and a remedy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ class ForerunError(Exception):
 
 
 class ConfigError(ForerunError, ValueError):
-    """The user wrote a configuration or a flag that cannot be."""
+    """Invalid configuration or flag given by the user."""
 
 
 class RecordError(ForerunError):
-    """A record file is damaged, empty, foreign, or of another schema."""
+    """Damaged, empty or foreign record file, or one of another schema."""
 
 
 class CalibrationError(ForerunError):
-    """There are too few samples, or none of something that is needed."""
+    """Too few samples, or none of a required kind."""

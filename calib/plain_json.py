@@ -1,4 +1,4 @@
-"""JSON values, and JSON from files that anyone may have written: there is one kind of error."""
+"""JSON values, and a parser for untrusted JSON that raises only ``ValueError``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import json
 from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-"""What a JSON text can hold."""
+"""Any JSON value."""
 JsonObject: TypeAlias = "dict[str, Json]"
 
 MOST_DIGITS = 20
-"""Of a whole number; enough for 64 bits.  More would overflow what it is turned into."""
+"""Most digits of a whole number, enough for 64 bits; longer ones would overflow later."""
 
 
 def parse_json(text: str | bytes) -> Json:
-    """The value of a JSON text; ``ValueError`` also where it is too deep or a number too long.
+    """Return the value of a JSON text.
+
+    Raise ``ValueError`` also if brackets are nested too deeply or a number is too long.
 
     >>> parse_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}

@@ -1,7 +1,7 @@
-"""Words for a shell: whatever is in them, a shell takes them as words and a terminal shows them.
+"""Quoting of arbitrary words for a shell, so that a terminal can show them.
 
-All that is written for a shell goes through here.  What is made is one line of printable text that
-any ``sh`` reads alike; bytes that cannot be shown come from ``printf``.
+All text for a shell goes through this module.  The output is one line of printable text that
+every ``sh`` reads alike; unprintable bytes come from ``printf``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _NOT_OF_A_HINT = re.compile(r"[^\w .,:=/+-]", re.ASCII)
 _PLAIN_IN_FORMAT = frozenset(" #&()*+,-./:;<=>?@[]^_{|}~")
 _LINE_END = '"${IFS#??}"'
-"""What ``$( )`` takes off the end of a word; shells take no ``IFS`` from the environment."""
+"""A newline, which ``$( )`` strips from the end of a word; shells do not inherit ``IFS``."""
 
 
 def quoted(word: str) -> str:
-    """One word of a command, byte by byte what it is; undecodable bytes are surrogates.
+    """Return one word of a command, quoted byte for byte; undecodable bytes are surrogates.
 
-    Raises ``ConfigError`` for what ``is_word`` is False of.
+    Raise ``ConfigError`` if ``is_word`` is False for it.
 
     >>> print(quoted("a b"), quoted("a\\x1b[1m%"), quoted("a\\n"))
     'a b' "$(printf -- 'a\\033[1m\\045')" "$(printf -- 'a')""${IFS#??}"
@@ -30,19 +30,23 @@ def quoted(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     if not is_word(word):
-        raise ConfigError(f"{shown(word)} can be no word of a command; remove what is no character")
+        raise ConfigError(
+            f"{shown(word)} cannot be a word of a command; remove the invalid characters"
+        )
     inner = word.rstrip("\n")
     form = "".join(map(_in_format, inner))
     return f"\"$(printf -- '{form}')\"" + _LINE_END * (len(word) - len(inner))
 
 
 def joined(words: Iterable[str]) -> str:
-    """A command of several words."""
+    """Return a command of several words, quoted."""
     return " ".join(map(quoted, words))
 
 
 def assigned(name: str, value: str) -> str:
-    """``NAME=value`` in front of a command; raises ``ConfigError`` where it can be none.
+    """Return ``NAME=value`` for the front of a command.
+
+    Raise ``ConfigError`` if no shell can set the variable.
 
     >>> assigned("A", "x y")
     "A='x y'"
@@ -55,7 +59,9 @@ def assigned(name: str, value: str) -> str:
 
 
 def required(name: str, hint: str) -> str:
-    """A variable that the user has to set; a shell stops with the hint where it is not.
+    """Return the expansion of a variable that the user has to set.
+
+    If it is not set, the shell stops with the hint.
 
     >>> required("PIN", "the $(pin)")
     '"${PIN:?the __pin_}"'
@@ -66,20 +72,20 @@ def required(name: str, hint: str) -> str:
 
 
 def is_variable(name: str, value: str) -> bool:
-    """True where the name is one that every shell takes and a process can be given the value.
+    """True if every shell accepts the name and a process can be given the value.
 
-    ``IFS`` is none: shells take none from outside, and ours would be read by the words behind it.
+    ``IFS`` is refused: shells do not inherit it, and later words expand by it (``_LINE_END``).
     """
     return _NAME.fullmatch(name) is not None and name != "IFS" and is_word(value)
 
 
 def is_word(text: str) -> bool:
-    """False for what no process can be given: a NUL, or half a character that is no byte."""
+    """False if no process can be given the text: it has a NUL or a surrogate that is no byte."""
     return not any(c == "\0" or ("\ud800" <= c <= "\udfff" and not _is_byte(c)) for c in text)
 
 
 def without_others(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The variables that a shell can set, and a note that names each other one."""
+    """Return the variables that a shell can set, and a note on each of the others."""
     settable = {name: value for name, value in environment.items() if is_variable(name, value)}
     notes = (
         f"the variable {shown(name)} is left out: no shell sets such a name or value; set it "
@@ -90,7 +96,7 @@ def without_others(environment: Mapping[str, str]) -> tuple[dict[str, str], tupl
 
 
 def shown(text: str) -> str:
-    """Text of others for a person: on one line, what a terminal would obey is escaped.
+    """Return untrusted text for display: on one line, with unprintable characters escaped.
 
     >>> print(shown("a\\x1b\\u202e"))
     a\\x1b\\u202e

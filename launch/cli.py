@@ -67,7 +67,7 @@ _QUESTIONS = (
     ("how long a step of another layout takes", "predict DIR --tp 4 --mbs 2"),
     ("the best layouts, here or on other GPUs", "plan DIR --gpus 8..1024"),
     ("the launch command of one of them", "plan DIR --show 1"),
-    ("the same before any run", "predict --device H100 -- ..."),
+    ("step time before any run", "predict --device H100 -- ..."),
     ("why one layout is faster than another", "explain DIR A B"),
     ("whether that rate is normal", "normal DIR"),
     ("whether the forecasts came true", "compare DIR"),

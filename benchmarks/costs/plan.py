@@ -174,7 +174,7 @@ def variants_of(layout: RunConfig) -> Iterator[RunConfig]:
     recompute_options = recomputes(layout)
     for choice in states(layout, num_nodes(layout)):
         sharded = choice.of(layout)
-        yield from (recompute.of(sharded) for recompute in recompute_options)
+        yield from (recompute.applied_to(sharded) for recompute in recompute_options)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from forerun.calib.workload import (
     FILES_NBYTES,
     SUMMARIES_NBYTES,
     Parallelism,
-    Recorded,
+    RecordingDetail,
     RecordingPlan,
     recording_plan,
 )
@@ -48,7 +48,7 @@ LAYOUTS = {
 
 def window_of(plan: RecordingPlan, layout: Parallelism, rank: int, **size: int) -> Any:
     """Return a closed window of ten hooked steps of one rank, and its CPU time in seconds."""
-    has_operators = plan.part(rank) is Recorded.OPERATORS
+    has_operators = plan.part(rank) is RecordingDetail.OPERATORS
     simulated = SimulatedRank(layout, rank, has_operators=has_operators, **size)
     window, bounded = WindowRecords(), BoundedWindow(plan, rank)
     for record, log in steps(simulated, HOOKED_STEPS):
@@ -82,7 +82,7 @@ def plan_rows() -> Iterator[list[str]]:
 def window_rows(layout: Parallelism) -> Iterator[list[str]]:
     """Yield bytes of one window, by the part that a rank records."""
     plan = recording_plan(NUM_RANKS, layout)
-    by_part = {part: rank for rank, part in plan.parts.items()} | {Recorded.WATCH: 0}
+    by_part = {part: rank for rank, part in plan.parts.items()} | {RecordingDetail.WATCH: 0}
     for part, rank in by_part.items():
         for num_microbatches in (16, 64, 256):
             closed, cpu_s = window_of(plan, layout, rank, num_microbatches=num_microbatches)
@@ -109,7 +109,7 @@ def send_all(port: int, first: int, messages: dict[str, bytes], plan: RecordingP
 def collect(layout: Parallelism) -> dict[str, str]:
     """Send and collect one window of all ranks over a store; return the costs."""
     plan = recording_plan(NUM_RANKS, layout)
-    by_part = {part: rank for rank, part in plan.parts.items()} | {Recorded.WATCH: 0}
+    by_part = {part: rank for rank, part in plan.parts.items()} | {RecordingDetail.WATCH: 0}
     messages = {
         part.value: b"0\n" + window_of(plan, layout, rank)[0].message.encode()
         for part, rank in by_part.items()

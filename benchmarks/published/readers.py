@@ -25,7 +25,7 @@ from forerun.benchmarks.published import (
 )
 from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import CalibrationError, ConfigError
-from forerun.calib.importers import NEEDED, own_steps, read_table, unlike
+from forerun.calib.importers import NEEDED, canonical_steps, read_table, unknown_table_error
 from forerun.calib.records import StepTable
 from forerun.calib.steps import TableSteps
 from forerun.launch.known import read_frame
@@ -37,7 +37,7 @@ _FORERUN_TABLES = tuple(
     for what, needed in NEEDED.items()
 )
 _FORERUN_STEPS = TableFamily(
-    name="own steps", columns=own_steps.REQUIRED, read=own_steps.read_steps
+    name="own steps", columns=canonical_steps.REQUIRED, read=canonical_steps.read_steps
 )
 FAMILIES = (
     *_FORERUN_TABLES,
@@ -98,6 +98,6 @@ def _nearest(frame: pd.DataFrame, name: str, families: tuple[TableFamily, ...]) 
         raise CalibrationError(f"{name} has no rows; give a table with measurements")
     if not fitting:
         known = {family.name: family.columns for family in families}
-        raise unlike(columns, name, known, "give a table of one of these")
+        raise unknown_table_error(columns, name, known, "give a table of one of these")
     forerun_families = (*_FORERUN_TABLES, _FORERUN_STEPS)
     return max(fitting, key=lambda family: (family in forerun_families, len(family.columns)))

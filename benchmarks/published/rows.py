@@ -16,8 +16,8 @@ from forerun.calib.importers import (
     COLLECTIVES,
     MICROSECOND_S,
     OPERATOR_COLUMNS,
+    canonical_tables,
     degrees,
-    own_format,
 )
 from forerun.calib.workload import OperatorKind, Phase
 
@@ -89,7 +89,7 @@ def flags(frame: pd.DataFrame, *, skip: str = "") -> pd.Series:
 
 def element_nbytes(frame: pd.DataFrame, name: str = "dtype", default: int = 2) -> pd.Series:
     """Return bytes of one element (at least 1), from a column of type names."""
-    sizes = texts(frame, name).map(lambda text: own_format.element_nbytes(text, default))
+    sizes = texts(frame, name).map(lambda text: canonical_tables.element_nbytes(text, default))
     return sizes.astype(np.int64)
 
 

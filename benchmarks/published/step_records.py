@@ -11,7 +11,12 @@ import pandas as pd
 
 from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers import SPLIT_COLUMNS, as_stated, holds_narrow_grads, refuse_unread
+from forerun.calib.importers import (
+    SPLIT_COLUMNS,
+    holds_narrow_grads,
+    refuse_unread,
+    with_split_columns,
+)
 from forerun.calib.records import SkippedRow, StepKind, StepRow, StepTable
 from forerun.calib.workload import (
     Attention,
@@ -211,7 +216,7 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
         overlaps_tp=stack.overlaps_tp and tp > 1 and model.experts is None,
         ranks_per_node=stack.ranks_per_node,
     )
-    return as_stated(par, record.text)
+    return with_split_columns(par, record.text)
 
 
 def with_torch_states(row: StepRow) -> StepRow:

@@ -22,7 +22,7 @@ from forerun.benchmarks.published.step_records import (
     with_torch_states,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers import ZERO, as_stated
+from forerun.calib.importers import ZERO, with_split_columns
 from forerun.calib.records import StepKind, StepRow, Trait
 from forerun.calib.units import GIB
 from forerun.calib.workload import (
@@ -219,7 +219,7 @@ def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism
     shards = par.dp if stated <= 0 or par.dp % stated else stated
     is_by_rank = record.text("source") == _INTERNEVO
     if _is_zero3(record):
-        par = as_stated(par, lambda *names: "3" if names == ZERO else "")
+        par = with_split_columns(par, lambda *names: "3" if names == ZERO else "")
     if par.shards_weights:
         return par
     return replace(

@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arguments import AxisValue, Keep, apply_options, layout_name, untaken
+from ..arguments import (
+    AxisValue,
+    LayoutConstraint,
+    apply_options,
+    layout_name,
+    unsupported_options_reason,
+)
 from ..errors import ConfigError
 from ..memory import Verdict, needed_nbytes
 from ..regressors import Z_90
@@ -238,7 +244,7 @@ class WhyNot(Encoded):
 
     JSON: ClassVar[str] = "asked=question num_layouts best=best.label text"
 
-    constraint: Keep
+    constraint: LayoutConstraint
     num_layouts: int
     """Number of requested layouts that were searched; 0 if none, or if a rule forbids all."""
     best: Candidate | None
@@ -252,7 +258,7 @@ class WhyNot(Encoded):
 
 
 def why_not(
-    constraint: Keep,
+    constraint: LayoutConstraint,
     plan: Plan,
     constrained_plan: Plan,
     num_ranks: int,
@@ -281,7 +287,9 @@ def why_not(
         text = elsewhere or _rule(constraint, plan.running.config, num_ranks)
     if others:
         text = f"not among the layouts that are tried; {text}"
-    if best is not None and (clause := untaken(best.config, plan.running.config)):
+    if best is not None and (
+        clause := unsupported_options_reason(best.config, plan.running.config)
+    ):
         text = f"{text}; {clause}"
     return WhyNot(
         constraint=constraint,
@@ -296,7 +304,7 @@ def _behind(best: Candidate, plan: Plan) -> str:
     able = [one for one in able if one.verdict is not Verdict.DOES_NOT_FIT]
     first = min(able, key=lambda one: one.step_time_s, default=best)
     if first.config == best.config:
-        return f"nothing does: {best.label} is first"
+        return f"no layout does: {best.label} is first"
     behind = format_frac(best.step_time_s / first.step_time_s - 1, signed=True)
     return (
         f"the fastest, {best.label}, takes {format_time(best.step_time_s)}, {behind} against "
@@ -309,7 +317,7 @@ def _needed(least: Candidate, capacity_nbytes: int | None) -> str:
     return needs if capacity_nbytes is None else f"{needs} of {format_bytes(capacity_nbytes)}"
 
 
-def _untried(constraint: Keep, plan: Plan, num_ranks: int) -> Iterator[RunConfig]:
+def _untried(constraint: LayoutConstraint, plan: Plan, num_ranks: int) -> Iterator[RunConfig]:
     """Yield the best layouts with the requested values put in, if they can run, each once."""
     able = [plan.running, *plan.candidates]
     ours = (one.config for one in able if one.config.parallelism.num_ranks == num_ranks)
@@ -327,7 +335,7 @@ def _untried(constraint: Keep, plan: Plan, num_ranks: int) -> Iterator[RunConfig
             return
 
 
-def _elsewhere(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
+def _elsewhere(constraint: LayoutConstraint, running: RunConfig, num_ranks: int) -> str:
     """Return the option for a requested value that this plan cannot have; empty if it can."""
     for name, option in _OF_THE_PLAN.items():
         here = num_ranks if name == "gpus" else layout_name(name).read(running)
@@ -337,7 +345,7 @@ def _elsewhere(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
     return ""
 
 
-def _rule(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
+def _rule(constraint: LayoutConstraint, running: RunConfig, num_ranks: int) -> str:
     """Return the rule that the first requested values violate in an otherwise minimal layout."""
     if constraint.allows(running) and running.parallelism.num_ranks == num_ranks:
         return "it is the running layout"
@@ -351,10 +359,10 @@ def _rule(constraint: Keep, running: RunConfig, num_ranks: int) -> str:
         apply_options(running, _words({"gpus": num_ranks, **simple, **named}))
     except ConfigError as err:
         return str(err)
-    return "no layout of the run becomes it; forerun predict says how long one takes"
+    return "no layout of the run becomes it; forerun predict estimates its step time"
 
 
-def _first(constraint: Keep) -> dict[str, AxisValue]:
+def _first(constraint: LayoutConstraint) -> dict[str, AxisValue]:
     return {one.name: one.values[0] for one in constraint.axes}
 
 

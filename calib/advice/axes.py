@@ -200,9 +200,9 @@ _TEXTS: Mapping[str, Callable[[RunConfig], str]] = {
 _SPELLED = {
     "SP": "sequence parallel",
     "noSP": "no sequence parallelism",
-    NO_OVERLAP: "transfers of the replicas beside nothing",
-    GRAD_OVERLAP: "of the replicas' transfers gradients alone beside the passes",
-    NO_P2P: "messages between stages beside nothing",
+    NO_OVERLAP: "transfers of the replicas not overlapped",
+    GRAD_OVERLAP: "of the replicas' transfers, only gradients overlapped with the passes",
+    NO_P2P: "messages between stages not overlapped",
     Schedule.ZERO_BUBBLE_H1.value: "zero bubble H1",
     Schedule.ZERO_BUBBLE_H2.value: "zero bubble H2",
 }

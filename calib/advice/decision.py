@@ -31,7 +31,7 @@ _NUM_DRAWS = 512
 _SEED = 0
 _NEAR_SIGMAS = 6.0
 """Distance (standard deviations) beyond which a layout cannot be mistaken for the best."""
-_MASKED = f"{MASK} replaces a value that was not kept; write your own there"
+_MASKED = f"{MASK} replaces a value that was not recorded; write your own there"
 
 
 class Rule(Enum):
@@ -154,7 +154,8 @@ def _command_absent(
         ""
         if is_worth
         else (
-            "it is not certain enough that a restart pays off; `forerun plan DIR --show N` prints commands"
+            "it is not certain enough that a restart pays off; `forerun plan DIR --show N` prints "
+            "commands"
         )
     )
 
@@ -264,7 +265,7 @@ def _limit(rule: Rule, forecast: Forecast, end_unix_s: float, confidence: float)
 
 def _none_offered(plan: Plan | None) -> str:
     if plan is not None and plan.by_code is not None:
-        return "what is faster takes a change of the code"
+        return "faster layouts need a change of the code"
     return "no other layout is faster and fits"
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..arguments import resumed_command, rewrite_command, untaken
+from ..arguments import resumed_command, rewrite_command, unsupported_options_reason
 from ..errors import ConfigError
 from ..forecast import batch_levels
 from ..memory import (
@@ -199,9 +199,11 @@ def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
     layouts: list[RunConfig] = []
     for at_size in micro_batches(config):
         choices = recomputes(at_size) if takes_options(config) else ()
-        layouts += [one.of(at_size) for one in choices] or [at_size]
+        layouts += [one.applied_to(at_size) for one in choices] or [at_size]
     if takes_options(config):
-        layouts = [one for one in layouts if not untaken(one, config)] or [config]
+        layouts = [one for one in layouts if not unsupported_options_reason(one, config)] or [
+            config
+        ]
     return layouts
 
 

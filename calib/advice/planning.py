@@ -11,12 +11,12 @@ from typing import ClassVar
 from ..arguments import (
     NEEDS_ENGINE,
     TRANSFORMER_ENGINE,
-    Keep,
+    LayoutConstraint,
     layout_name,
     options,
     program_name,
     refusals,
-    untaken,
+    unsupported_options_reason,
 )
 from ..fit import Source
 from ..forecast import Throughput, throughput
@@ -45,7 +45,7 @@ from ..steps import (
     paired_sigma_log,
 )
 from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
-from ..workload import Encoded, Routed, RunConfig, Sharding, routed, takes_options
+from ..workload import Encoded, RoutingBalance, RunConfig, Sharding, routed, takes_options
 
 _AXES = {
     "tp": "--tensor-model-parallel-size",
@@ -67,7 +67,9 @@ _WITHIN = (
 _NOT_ON_A_CPU = ("--context-parallel-size", *FSDP_OPTIONS, *OFFLOAD_OPTIONS)
 
 
-def fix_unavailable_axes(config: RunConfig, keep: Keep | None) -> Keep | None:
+def fix_unavailable_axes(
+    config: RunConfig, keep: LayoutConstraint | None
+) -> LayoutConstraint | None:
     """Return the constraint with each axis that the program has no option for at its running value.
 
     If another value of such an axis was requested, the request stands, and its rows say why they
@@ -78,13 +80,13 @@ def fix_unavailable_axes(config: RunConfig, keep: Keep | None) -> Keep | None:
     constraint = keep
     for name, option in _axes(config).items():
         if option in config.absent:
-            base = constraint or Keep()
-            constraint = base.having(name, layout_name(name).read(config)) or base
+            base = constraint or LayoutConstraint()
+            constraint = base.with_axis_value(name, layout_name(name).read(config)) or base
     return constraint
 
 
 def count_excluded(
-    config: RunConfig, num_ranks: int, keep: Keep | None, result: SearchResult
+    config: RunConfig, num_ranks: int, keep: LayoutConstraint | None, result: SearchResult
 ) -> SearchResult:
     """Return the result with layouts that the program has no options for counted as cut by rules.
 
@@ -216,7 +218,7 @@ class Candidate(Encoded):
         return layout_label(self.config)
 
     @property
-    def routing(self) -> Routed | None:
+    def routing(self) -> RoutingBalance | None:
         """Assumed or measured routing of tokens to its experts; None without experts."""
         return routed(self.config)
 
@@ -409,7 +411,7 @@ def plan(
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
     is_running: bool = True,
-    keep: Keep | None = None,
+    keep: LayoutConstraint | None = None,
     effort: Effort | None = None,
 ) -> Plan:
     """Return the best layouts on one or several numbers of ranks, compared with the running one.
@@ -427,7 +429,7 @@ def plan(
         capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0
     )
 
-    def searched(count: int, constraint: Keep | None) -> SearchResult:
+    def searched(count: int, constraint: LayoutConstraint | None) -> SearchResult:
         result = best_layouts(
             config, steps, count, budget=budget, keep=constraint, effort=effort or Effort()
         )
@@ -442,7 +444,7 @@ def plan(
     given = fix_unavailable_axes(config, keep)
     results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
     first = planned(results, ())
-    followed = _resumable_constraint(config, given or Keep())
+    followed = _resumable_constraint(config, given or LayoutConstraint())
     # The ratio is NaN if no running layout does the same work; such layouts may be offered.
     quicker = [c for c in first.candidates if not c.time_frac >= 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
@@ -463,7 +465,7 @@ def unsupported_reason(config: RunConfig, running: RunConfig) -> str:
         return f"no option of {running.framework.partition(' ')[0]} sets it; set it in the code"
     if not takes_options(running):
         return ""
-    if clause := untaken(config, running):
+    if clause := unsupported_options_reason(config, running):
         return clause
     fresh = [clause for clause in refusals(config) if clause not in refusals(running)]
     return f"Megatron would refuse it: {fresh[0]}" if fresh else ""
@@ -508,12 +510,12 @@ _USER_LOOP_AXES = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")
 """Axes fixed by the code of a custom training loop, in addition to its sharding."""
 
 
-def _resumable_constraint(config: RunConfig, keep: Keep) -> Keep | None:
+def _resumable_constraint(config: RunConfig, keep: LayoutConstraint) -> LayoutConstraint | None:
     """Return the constraint to layouts that the run can resume in; None if contrary to ``keep``."""
     names = ("sharding",) if takes_options(config) else ("sharding", *_USER_LOOP_AXES)
-    constraint: Keep | None = keep
+    constraint: LayoutConstraint | None = keep
     for name in names:
-        constraint = constraint and constraint.having(name, layout_name(name).read(config))
+        constraint = constraint and constraint.with_axis_value(name, layout_name(name).read(config))
     return constraint
 
 

@@ -209,7 +209,7 @@ def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
     shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
     firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
     recompute = RecomputeOption.from_config(config)
-    return [recompute.of(plain.layout(place)) for place in firsts.tolist()]
+    return [recompute.applied_to(plain.layout(place)) for place in firsts.tolist()]
 
 
 def _rough_s(config: RunConfig) -> float:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import NormalDist
 from typing import ClassVar
 
-from ..arguments import Keep
+from ..arguments import LayoutConstraint
 from ..forecast import Throughput, throughput
 from ..memory import Verdict
 from ..regressors import Z_90
@@ -195,7 +195,7 @@ def compute_scaling(
     )
 
 
-def best_on(num_ranks: int, plan: Plan, keep: Keep | None = None) -> Candidate | None:
+def best_on(num_ranks: int, plan: Plan, keep: LayoutConstraint | None = None) -> Candidate | None:
     """Return the fastest layout of a plan on ``num_ranks`` ranks that may fit; None if none does.
 
     The running layout counts if ``keep`` allows it.  On a machine without measurements, layouts

@@ -271,7 +271,7 @@ def _end_lines(answer: Answer, goals: Goals) -> list[str]:
 def _rate(answer: Answer) -> str:
     rates, (unit, count) = answer.rates, answer.batch
     if not rates:
-        return "tokens/s not known: no batch was seen in the first steps"
+        return "tokens/s not known: no batch was recorded in the first steps"
     rate = format_count(rates[f"{unit}_per_s"])
     return f"{rate} {unit}/s ({format_count(count)} {unit} per rank and step)"
 

@@ -62,7 +62,7 @@ class MeasuredGroup:
             return f"{what}: {self.note}"
         times = f"{self.calls:.3g} per step, {format_bytes(self.nbytes)}"
         if self.is_bound and self.time_s > step_s:
-            return f"{what}: {self.collective} {times}, whose end is not seen"
+            return f"{what}: {self.collective} {times}, whose end is not recorded"
         bound = "at most " if self.is_bound else ""
         return f"{what}: {self.collective} {times}, {bound}{format_time(self.time_s)} of transfers"
 

@@ -192,7 +192,7 @@ def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None
         links = network_prior(device).links
         here = links.topology.num_gpus if links is not None else 0
     layout = replace(config.parallelism, ranks_per_node=nodes.num_gpus or here)
-    layout = Cluster(stated=nodes).joined(layout, device)
+    layout = Cluster(stated=nodes).with_domain_nodes(layout, device)
     return replace(config, device=device, parallelism=layout)
 
 

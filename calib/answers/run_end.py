@@ -14,9 +14,7 @@ from .finish_line import finish_text
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"
 _REASONS = {
     DataLength.KNOWN: "the loop does not say how many passes over its data it makes",
-    DataLength.NONE: (
-        "the loop does not say how many steps it has, and its data no length without being asked"
-    ),
+    DataLength.NONE: "the loop does not say how many steps it has, and its data states no length",
     DataLength.UNSEEN: (
         "the loop does not say how many steps it has, and no torch DataLoader feeds it"
     ),

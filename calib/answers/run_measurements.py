@@ -209,8 +209,8 @@ def launch_bound_remark(frac: float) -> tuple[str, ...]:
         return ()
     return (
         f"launch-bound: the GPU waited for the host in {format_frac(frac)} of the operators' time, "
-        "which holds the host's launches; other shapes are wider; a larger micro-batch or CUDA "
-        "graphs would raise throughput",
+        "which includes the host's launches; intervals of other shapes are wider; a larger "
+        "micro-batch or CUDA graphs would raise throughput",
     )
 
 

@@ -100,7 +100,7 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
         _memory(best, plan.memory_capacity_nbytes),
         _saving(decision)
         if has_end
-        else ("what it saves depends on the end of the run, which is not known"),
+        else "its saving depends on the end of the run, which is not known",
     ]
     return _SEPARATOR.join(filter(None, words))
 

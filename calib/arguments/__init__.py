@@ -1,6 +1,6 @@
-"""How others write a run down: Megatron's arguments, Hugging Face's configuration.
+"""Conversion between ``RunConfig`` and Megatron's arguments or Hugging Face's configuration.
 
-In: argument lists and namespaces. Out: a ``RunConfig``, and back again. Imports ``workload`` and
+In: argument lists and namespaces. Out: a ``RunConfig``, and the reverse. Imports ``workload`` and
 ``records``.
 """
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     )
     from .megatron_rules import CONNECTIONS, VARIABLES, environment, is_fsdp, refusals
     from .megatron_values import layout_values, model_values
-    from .passed_on import MASK, masked_arguments, masked_command, masked_text, restored
+    from .passed_on import MASK, masked_arguments, masked_command, masked_text, unmask_arguments
     from .shell_text import commands, of_options
-    from .short_names import LAYOUT_NAMES, AxisValue, Keep, layout_name
+    from .short_names import LAYOUT_NAMES, AxisValue, LayoutConstraint, layout_name
     from .taken_options import (
         NEEDS_ENGINE,
         TRANSFORMER_ENGINE,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         options_in,
         options_named,
         program_name,
-        untaken,
+        unsupported_options_reason,
     )
 
 __getattr__ = lazy_getattr(__name__)

@@ -1,4 +1,4 @@
-"""Models, and data-parallel runs of them, from a parsed ``config.json`` of Hugging Face."""
+"""Model shapes and data-parallel runs from a parsed Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from ..workload import (
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 _FULL = "float32"
 _NARROW_STATES = 4
-"""Two moments in 16 bits; there is no copy in fp32."""
+"""Bytes per parameter: two moments in 16 bits and no fp32 copy."""
 _CAST_STATES = 10
-"""Of fp32 weights, gradients and moments, 16 bytes, what the 2 + 4 of mixed precision leave."""
+"""Bytes per parameter: 16 for fp32 weights, gradients and moments, less the 2 + 4 bytes of weights
+and gradients in mixed precision."""
 _AUTOCAST = "fp32 parameters under autocast"
 
 
 def from_hugging_face(
     config: Mapping[str, object], *, seq_length: int = 0, vocab_multiple: int = VOCAB_MULTIPLE
 ) -> ModelShape:
-    """The model of a ``config.json``, as Megatron would build it.
+    """Return the model of a ``config.json``, as Megatron would build it.
 
-    ``seq_length`` is what is trained on (0: the longest that the model takes); the vocabulary is
-    padded to ``vocab_multiple``, Megatron's 128 x tp.  Raises ``ConfigError`` where the kind of
-    model is not known or a size is missing.
+    ``seq_length`` is the training sequence length (0: the model's maximum); the vocabulary is
+    padded to a multiple of ``vocab_multiple``, Megatron's 128 x tp.  Raise ``ConfigError`` if the
+    ``model_type`` is unknown or a size is missing.
 
     >>> from_hugging_face({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12,
     ...                    "n_positions": 1024, "vocab_size": 50257}).vocab_size
@@ -63,11 +64,12 @@ def from_hugging_face(
 
 
 def in_its_precision(run: RunConfig, config: Mapping[str, object]) -> tuple[RunConfig, str]:
-    """The run in the 16 bits that ``config.json`` names, as Megatron's ``--bf16`` or ``--fp16``
-    would have it, and a note where the file names none; the note is empty otherwise.
+    """Return the run in the 16-bit type that ``config.json`` names, as with Megatron's ``--bf16``
+    or ``--fp16``, and a note if the file names none; the note is empty otherwise.
 
-    ``dtype``, which was ``torch_dtype`` before version 5, of the model or of its text part; it is
-    the type that weights are stored in, so that fp32 and nothing leave the run's own precision.
+    The type is ``dtype`` (``torch_dtype`` before transformers 5) of the model or of its
+    ``text_config``.  It is the type that weights are stored in, so the run's precision stays if it
+    is fp32 or missing.
     """
     text = config.get("text_config")
     places = (config, text) if isinstance(text, Mapping) else (config,)
@@ -79,7 +81,7 @@ def in_its_precision(run: RunConfig, config: Mapping[str, object]) -> tuple[RunC
             return run, ""
         words = f"says {dtype}" if dtype else "names no dtype"
         precision_text = f"{run.precision.value} as in the running layout"
-        return run, f"config.json {words}: {precision_text}, where no option says another"
+        return run, f"config.json {words}: {precision_text}, unless an option sets another"
     if precision is run.precision:
         return run, ""
     is_narrow = precision is Precision.FP16
@@ -88,7 +90,7 @@ def in_its_precision(run: RunConfig, config: Mapping[str, object]) -> tuple[RunC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What the host says of a run beyond its model."""
+    """Settings that the host reports for a run, besides its model."""
 
     micro_batch_size: int
     seq_length: int
@@ -96,15 +98,15 @@ class Training:
     num_ranks: int = 1
     ranks_per_node: int = 0
     is_sharded: bool = False
-    """Each rank keeps its part of parameters, gradients and optimizer state."""
+    """True if parameters, gradients and optimizer state are sharded over the ranks."""
     num_copies: int = 1
-    """Copies of all shards, each over an equal part of the ranks (HSDP)."""
+    """Copies of the full set of shards, each on an equal part of the ranks (HSDP)."""
     sharded_update_calls: int = 0
-    """Of the optimizer in a step, were its tensors sharded by FSDP2; 0 under FSDP1."""
+    """Optimizer calls per step if FSDP2 shards its tensors; 0 under FSDP1."""
     element_dtype: str = "float32"
-    """torch's name of the type that parameters have."""
+    """torch's name for the type of the parameters."""
     autocast_dtype: str = ""
-    """torch's name of the type that products run in, where it is another."""
+    """torch's name for the type of matrix products, if it is another one."""
     recomputes: bool = False
     cadence: Cadence = field(default_factory=Cadence)
     device: str = "cpu"
@@ -112,9 +114,9 @@ class Training:
 
 
 def from_training(config: Mapping[str, object], training: Training) -> RunConfig:
-    """The run of the model that ``config.json`` holds; raises ``ConfigError`` for an unknown kind.
+    """Return the run of a ``config.json``'s model; raise ``ConfigError`` for an unknown type.
 
-    Data parallelism over all ranks, in whole or with all of it sharded (FSDP, by layers).
+    It is data-parallel over all ranks, either replicated or fully sharded (FSDP, by layers).
 
     >>> gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128,
     ...         "vocab_size": 512}
@@ -138,7 +140,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
             ranks_per_node=training.ranks_per_node,
             is_optimizer_distributed=training.is_sharded,
             sharding=Sharding.WEIGHTS if training.is_sharded else Sharding.OPTIMIZER,
-            # DistributedDataParallel reduces buckets while the backward pass goes on.
+            # DistributedDataParallel reduces buckets during the backward pass.
             overlaps_grad_reduce=training.num_ranks > 1,
             overlaps_param_gather=training.is_sharded,
         ),
@@ -148,7 +150,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
         hidden_dropout=given.real("resid_pdrop", "hidden_dropout"),
         attention_dropout=given.real("attn_pdrop", "attention_dropout"),
         fuses_gradient_accumulation=False,
-        # PyTorch keeps and reduces gradients in the type of the weights, and moments too.
+        # PyTorch stores and reduces gradients in the type of the weights; moments have it too.
         reduces_grads_in_bf16=is_narrow,
         optimizer_state_nbytes=_NARROW_STATES if is_narrow else _CAST_STATES if is_cast else 0,
         sharded_update_calls=training.sharded_update_calls,
@@ -160,7 +162,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
 
 
 def _llama(given: Arguments) -> ModelShape:
-    """Grouped queries, rotary positions, RMSNorm, gated MLP, no bias."""
+    """Return a model with grouped queries, rotary positions, RMSNorm, a gated MLP and no bias."""
     hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
     return ModelShape(
         num_layers=given.required("num_hidden_layers"),
@@ -205,13 +207,13 @@ def _qwen2_moe(given: Arguments) -> ModelShape:
 
 
 def _qwen3_moe(given: Arguments) -> ModelShape:
-    # Version 5 writes the second name, whatever the model's page says.
+    # transformers 5 writes the second name, contrary to the model's documentation.
     name = "num_experts" if given.number("num_experts") else "num_local_experts"
     return _sparse(_qwen3(given), given, name)
 
 
 def _sparse(shape: ModelShape, given: Arguments, name: str) -> ModelShape:
-    """Experts on every ``decoder_sparse_step``-th layer that is not ``mlp_only``."""
+    """Add experts to every ``decoder_sparse_step``-th layer that is not in ``mlp_only_layers``."""
     if not given.number(name):
         return shape
     step, dense = given.number("decoder_sparse_step", default=1), given.words("mlp_only_layers")
@@ -223,7 +225,7 @@ def _sparse(shape: ModelShape, given: Arguments, name: str) -> ModelShape:
 
 
 def _deepseek(given: Arguments) -> ModelShape:
-    """Latent attention; the first ``first_k_dense_replace`` layers are dense."""
+    """Return a model with latent attention; layers before ``first_k_dense_replace`` are dense."""
     shape = _llama(given)
     width = given.number("moe_intermediate_size", default=shape.ffn_hidden_size)
     experts = None

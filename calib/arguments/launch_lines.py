@@ -1,15 +1,13 @@
-"""The whole launch line of any layout, with what differs from the running one.
+"""Complete launch line of a layout, and its differences from the running one.
 
-Arguments of a Megatron-Bridge recipe for another layout: Hydra's ``path=value``.
+A Megatron-Bridge recipe takes Hydra overrides, ``path=value``.  Paths are those of its
+``ConfigContainer`` (Megatron-Bridge of 2026-08: ``training/config.py``,
+``docs/megatron-lm-to-megatron-bridge.md``, ``scripts/translate_mlm_to_bridge.py``).  A recipe has
+values of its own, so switches that are off are written too.
 
-Paths are those of its ``ConfigContainer`` (Megatron-Bridge of 2026-08: ``training/config.py``,
-``docs/megatron-lm-to-megatron-bridge.md``, ``scripts/translate_mlm_to_bridge.py``).
-A recipe brings values of its own, so that what is off is said too.
-
-Arguments of Hugging Face's Trainer, and of loops of one's own, for another layout.
-
-A Trainer's arguments are those of ``TrainingArguments`` (transformers 5.23).  A loop of one's own
-has what names its author gave; usual names of a batch are changed, all else is told in words.
+A Hugging Face Trainer takes the fields of ``TrainingArguments`` (transformers 5.23).  The options
+of a custom training loop are named by its author: the usual names for batch sizes are changed, and
+all else becomes a note.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from ..records import Launch
 from ..shell import without_others
 from ..workload import ArgumentValue, Recompute, RunConfig, Sharding, takes_options
 from .launch_words import (
+    AnnotatedWords,
     Blank,
-    Noted,
     Phrase,
     Word,
-    joined,
+    join_phrases,
     phrases,
     plain,
-    put,
+    set_option,
     start_of,
     variables,
     with_blanks,
@@ -44,23 +42,23 @@ from .megatron_options import EXPERT_SWITCHES, Values
 from .megatron_rules import environment, refusals, required_values
 from .megatron_values import layout_values, model_values
 from .passed_on import MASK
-from .taken_options import untaken
+from .taken_options import unsupported_options_reason
 
 _BATCH = "--per-device-train-batch-size"
 _STEPS = "--gradient-accumulation-steps"
 _TRAINER_MARKERS = frozenset({_BATCH, _STEPS, "--output-dir", "--num-train-epochs", "--max-steps"})
-"""By one of these a script shows that it reads ``TrainingArguments`` from its command line."""
+"""Options any of which shows that a script reads ``TrainingArguments`` from its command line."""
 _SHARDED = "full_shard auto_wrap"
 _MICRO = ("micro-batch-size", "per-device-batch-size", "local-batch-size", "batch-size")
 _ACCUMULATED = (
     *("gradient-accumulation-steps", "accumulate-grad-batches", "grad-accum-steps"),
     *("grad-accumulation-steps", "accumulation-steps", "grad-accum"),
 )
-"""Usual names of a rank's batch and of the passes of a step, as the end of an option or a path."""
+"""Usual names of a rank's batch and of micro-batches per step, at the end of an option or path."""
 
 
-def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
-    """A Trainer's words with batch, accumulation, checkpointing and FSDP as the layout has them."""
+def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> AnnotatedWords:
+    """Return a Trainer's words with the layout's batch, accumulation, checkpointing and FSDP."""
     program_phrases = list(phrases(argv))
     named = {phrase.name for phrase in program_phrases}
     wanted = _trainer_values(running, config)
@@ -74,16 +72,16 @@ def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig)
         if name in in_code:
             continue
         if value:
-            program_phrases = put(program_phrases, name, Word(text=value), "_")
+            program_phrases = set_option(program_phrases, name, Word(text=value), "_")
         else:
             program_phrases = [phrase for phrase in program_phrases if phrase.name != name]
     if config.parallelism.num_optimizer_instances > 1:
         notes.append("hybrid sharding needs version 1 and HYBRID_SHARD in --fsdp_config")
-    return Noted(words=joined(program_phrases), notes=tuple(notes))
+    return AnnotatedWords(words=join_phrases(program_phrases), notes=tuple(notes))
 
 
-def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
-    """A loop's own words with its batch changed where an option says it, and the rest in words."""
+def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> AnnotatedWords:
+    """Return a custom loop's words with its batch options changed; note what has no option."""
     program_phrases, notes = list(phrases(argv)), list(_code_notes(running, config))
     sizes = {
         _MICRO: ("micro-batch size", running.batch.micro_batch_size, config.batch.micro_batch_size),
@@ -99,15 +97,15 @@ def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) ->
         place = _place(program_phrases, names, now)
         if place is None:
             notes.insert(
-                0, f"{what} {then} in place of {now}: no option says it; set it in the code"
+                0, f"{what} {then} in place of {now}: no option sets it; set it in the code"
             )
         else:
-            program_phrases[place] = program_phrases[place].having(Word(text=str(then)))
-    return Noted(words=joined(program_phrases), notes=tuple(notes))
+            program_phrases[place] = program_phrases[place].with_value(Word(text=str(then)))
+    return AnnotatedWords(words=join_phrases(program_phrases), notes=tuple(notes))
 
 
 def _trainer_values(running: RunConfig, config: RunConfig) -> dict[str, str]:
-    """Options that differ; empty text takes one away."""
+    """Return the options that differ from the running layout; an empty value removes one."""
     changed_options: dict[str, str] = {}
     if running.batch.micro_batch_size != config.batch.micro_batch_size:
         changed_options[_BATCH] = str(config.batch.micro_batch_size)
@@ -121,7 +119,7 @@ def _trainer_values(running: RunConfig, config: RunConfig) -> dict[str, str]:
 
 
 def _code_notes(running: RunConfig, config: RunConfig) -> list[str]:
-    """What no option of a loop says, as its code would."""
+    """Return notes on code changes, for differences that no option of a custom loop sets."""
     notes = []
     sharding, copies = _sharding(config), config.parallelism.num_optimizer_instances
     if (_sharding(running), running.parallelism.num_optimizer_instances) != (sharding, copies):
@@ -148,7 +146,7 @@ def _sharding(config: RunConfig) -> Sharding:
 
 
 def _place(program_phrases: Sequence[Phrase], names: Sequence[str], now: int) -> int | None:
-    """The option that says this value, or hides one under such a name."""
+    """Return the index of the option with one of these names and this value or a masked one."""
     for name in names:
         for place, phrase in enumerate(program_phrases):
             option_name = phrase.name.lstrip("-").replace("_", "-").rpartition(".")[2]
@@ -162,7 +160,7 @@ _SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     "expert_model_parallel_size",
 )
-"""1 where they are not said; any other value is none, or false."""
+"""Degrees that are 1 if absent; an argument that is not in ``_UNSAID`` is None then."""
 _SWITCHES = frozenset(
     {
         *("sequence_parallel", "distribute_saved_activations", "overlap_grad_reduce"),
@@ -217,14 +215,15 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     "overlap_cpu_optimizer_d2h_h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
     "use_precision_aware_optimizer": ("optimizer.use_precision_aware_optimizer",),
 }
-"""Where each of Megatron's arguments lies in a ``ConfigContainer``."""
+"""Paths in a ``ConfigContainer``, by Megatron's argument."""
 _OVERLAPS = frozenset({"overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"})
 
 
-def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
-    """The recipe's words with an override for all that differs from the running layout.
+def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> AnnotatedWords:
+    """Return the recipe's words with overrides for all differences from the running layout.
 
-    Overrides that the user gave are changed in place, others come at the end, where they win.
+    Overrides that the user gave are changed in place; others are appended, where they take
+    precedence.
     """
     now, then = _values(running), _values(config)
     differing = [n for n in now.keys() | then.keys() if _of(now, n) != _of(then, n)]
@@ -239,7 +238,7 @@ def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) 
         value = overrides.pop(path, None) if "=" in word.text else None
         out.append(word if value is None else Word(text=f"{path}={value}"))
     out += plain([f"{path}={value}" for path, value in overrides.items()])
-    return Noted(words=tuple(out), notes=tuple(_notes(differing)))
+    return AnnotatedWords(words=tuple(out), notes=tuple(_notes(differing)))
 
 
 def _notes(differing: Sequence[str]) -> list[str]:
@@ -269,7 +268,7 @@ def _of(values: Values, name: str) -> ArgumentValue | None:
 
 
 def _hydra(value: ArgumentValue | None) -> str:
-    """A value in Hydra's grammar.
+    """Return a value in Hydra's grammar.
 
     >>> [_hydra(value) for value in (None, True, ["mlp", "moe"], "Et*3|t*2L", 4)]
     ['null', 'true', '[mlp,moe]', "'Et*3|t*2L'", '4']
@@ -286,11 +285,11 @@ def _hydra(value: ArgumentValue | None) -> str:
 
 _SCRIPT = Blank(name="SCRIPT", hint="the training script and its own arguments")
 _OVERRIDE = re.compile(r"\+*(train|model|ddp|dist|optimizer|checkpoint|dataset)\.[\w.]+=")
-"""A path of Bridge's ``ConfigContainer`` with its value."""
+"""An override of Bridge's ``ConfigContainer``, up to its ``=``."""
 
 
 class HostKind(Enum):
-    """Who reads the arguments of a run."""
+    """The program that reads a run's arguments."""
 
     MEGATRON = "Megatron-LM"
     BRIDGE = "Megatron-Bridge"
@@ -300,7 +299,7 @@ class HostKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One option before and after, as a shell reads it; empty where it is not there."""
+    """One option before and after, in shell syntax; empty if absent."""
 
     before: str
     after: str
@@ -308,54 +307,54 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchLine:
-    """A command that starts a layout.  Phrases are options with their values."""
+    """A command that starts a layout, as phrases: options with their values."""
 
     host: HostKind
     environment: Mapping[str, str]
     start: tuple[Phrase, ...]
-    """torchrun, or what starts the ranks, with its options."""
+    """torchrun, or another launcher, with its options."""
     program: tuple[Phrase, ...]
     """The script with its arguments."""
     running: tuple[Phrase, ...] = ()
-    """The same of the running layout, start and program; empty where it is not known."""
+    """The running layout's command: variables, start and program; empty if unknown."""
     notes: tuple[str, ...] = ()
-    """What words cannot say."""
+    """Steps that the command line cannot express."""
     refused: tuple[str, ...] = ()
-    """Why the host would not take it; empty where it does."""
+    """Reasons why the host would refuse the layout; empty if it accepts it."""
 
     @property
     def phrases(self) -> tuple[Phrase, ...]:
-        """Variables, start and program in order."""
+        """All phrases in order: variables, start and program."""
         return (*variables(self.environment), *self.start, *self.program)
 
     @property
     def command(self) -> str:
-        """One line for a shell."""
+        """The command as one line for a shell."""
         return " ".join(phrase.shell for phrase in self.phrases)
 
     @property
     def is_new(self) -> tuple[bool, ...]:
-        """For each phrase whether the running command has it not, or otherwise."""
+        """One flag per phrase: True if the running command lacks it or has another value."""
         if not self.running:
             return (False,) * len(self.phrases)
-        return tuple(_is_beyond(self.phrases, self.running))
+        return tuple(_is_missing_in(self.phrases, self.running))
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Options that are changed, added or removed, in the order of the command."""
-        old = _by_name(compress(self.running, _is_beyond(self.running, self.phrases)))
+        """Options that are changed, added or removed, in command order; removed ones last."""
+        old = _by_name(compress(self.running, _is_missing_in(self.running, self.phrases)))
         new = _by_name(compress(self.phrases, self.is_new))
         names = dict.fromkeys((*new, *old))
         return tuple(Change(before=old.get(n, ""), after=new.get(n, "")) for n in names)
 
     def diff(self, name: str) -> list[str]:
-        """A unified difference from the running command, one option to a line."""
+        """Return a unified diff against the running command, one option per line."""
         old = [phrase.shell for phrase in self.running]
         new = [phrase.shell for phrase in self.phrases]
         return list(difflib.unified_diff(old, new, "running", name, n=1, lineterm=""))
 
     def to_json(self) -> JsonObject:
-        """A JSON object; words and changes are as a shell reads them."""
+        """Return a JSON object; words and changes are in shell syntax."""
         changes = self.changes
         return {
             "host": self.host.value,
@@ -372,17 +371,17 @@ class LaunchLine:
 
     @property
     def blanks(self) -> tuple[Blank, ...]:
-        """What the user has to set, once each."""
+        """Variables that the user has to set, without duplicates."""
         words = (word for phrase in self.phrases for word in phrase.words)
         return tuple(dict.fromkeys(word.blank for word in words if word.blank is not None))
 
 
 def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> LaunchLine:
-    """How ``config`` is started, given how the running layout was.
+    """Return the command that starts ``config``, given the launch of the running layout.
 
-    Words that the user gave stay as they are, but those that the layout changes.  A word that was
-    masked becomes a variable that the user has to set; nothing is invented for it.  A variable that
-    no shell sets is left out and named.
+    The user's words stay as they are, except those that the layout changes.  A masked word becomes
+    a variable that the user has to set; its value is never guessed.  An environment variable that
+    no shell can set is left out and named in a note.
 
     >>> from ..workload import Batch, ModelShape, Parallelism
     >>> from dataclasses import replace
@@ -416,13 +415,13 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
 
 
 def _refused(host: HostKind, running: RunConfig, config: RunConfig) -> tuple[str, ...]:
-    """Why Megatron, or the program's own parser, would not take the layout."""
-    clause = untaken(config, running) if host is HostKind.MEGATRON else ""
+    """Return the reasons why Megatron or the program's own parser would refuse the layout."""
+    clause = unsupported_options_reason(config, running) if host is HostKind.MEGATRON else ""
     return (*((clause,) if clause else ()), *refusals(config))
 
 
 def host_of(launch: Launch, running: RunConfig) -> HostKind:
-    """Who reads the arguments: as the process noted, else by framework and form of the words."""
+    """Return the program that reads the arguments, as recorded, else by framework and words."""
     has_paths = any(_OVERRIDE.match(word) for word in launch.argv)
     if launch.host == "megatron.bridge" or has_paths:
         return HostKind.BRIDGE
@@ -431,11 +430,15 @@ def host_of(launch: Launch, running: RunConfig) -> HostKind:
     return HostKind.MEGATRON if takes_options(running) else HostKind.LOOP
 
 
-def _program(host: HostKind, launch: Launch, running: RunConfig, config: RunConfig) -> Noted:
+def _program(
+    host: HostKind, launch: Launch, running: RunConfig, config: RunConfig
+) -> AnnotatedWords:
     if not launch.argv:
         return _unknown_program(host, config)
     if host is HostKind.MEGATRON:
-        return Noted(words=with_blanks(rewrite_command(launch.argv, config, running=running)))
+        return AnnotatedWords(
+            words=with_blanks(rewrite_command(launch.argv, config, running=running))
+        )
     change = {
         HostKind.BRIDGE: bridge_program,
         HostKind.TRAINER: trainer_program,
@@ -444,15 +447,15 @@ def _program(host: HostKind, launch: Launch, running: RunConfig, config: RunConf
     return change(with_blanks(launch.argv), running, config)
 
 
-def _unknown_program(host: HostKind, config: RunConfig) -> Noted:
+def _unknown_program(host: HostKind, config: RunConfig) -> AnnotatedWords:
     script = Word(text="***", blank=_SCRIPT)
     note = "how the run was launched is not known; give the script and its other arguments"
     words = plain(options(config)) if host is HostKind.MEGATRON else ()
-    return Noted(words=(script, *words), notes=(note,))
+    return AnnotatedWords(words=(script, *words), notes=(note,))
 
 
 def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
-    """The running command; where nobody noted its launcher, one that starts as many ranks."""
+    """Return the running command; if its launcher is unknown, one that starts as many ranks."""
     if not launch.argv:
         return ()
     start = start_of(launch, running.parallelism, running.parallelism)
@@ -463,8 +466,8 @@ def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
     )
 
 
-def _is_beyond(some: Sequence[Phrase], others: Sequence[Phrase]) -> Iterator[bool]:
-    """For each phrase whether the others have it not, or fewer times."""
+def _is_missing_in(some: Sequence[Phrase], others: Sequence[Phrase]) -> Iterator[bool]:
+    """Yield for each phrase True if the others lack it or have it fewer times."""
     remaining_counts = Counter(phrase.shell for phrase in others)
     for phrase in some:
         remaining_counts[phrase.shell] -= 1
@@ -472,7 +475,7 @@ def _is_beyond(some: Sequence[Phrase], others: Sequence[Phrase]) -> Iterator[boo
 
 
 def _by_name(command_phrases: Iterable[Phrase]) -> dict[str, str]:
-    """Phrases by option, or by themselves where they have none; several of one name together."""
+    """Return phrases by option, or by their text if they have none; repeated ones are joined."""
     out: dict[str, str] = {}
     for phrase in command_phrases:
         name = phrase.name or phrase.shell

@@ -1,4 +1,4 @@
-"""Words of a command line: what is blank in them, what changed, and how a shell is told them."""
+"""Words of a command line: their blanks, their changes for a layout, and their shell syntax."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _NOT_OF_A_NAME = re.compile(r"[^A-Z0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blank:
-    """What only the user knows; a shell stops with the hint where the variable is not set."""
+    """A value that only the user knows; a shell stops with the hint if the variable is not set."""
 
     name: str
     hint: str
 
     @property
     def text(self) -> str:
-        """As a shell reads it."""
+        """The expansion in shell syntax."""
         return required(self.name, self.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """One word; each ``***`` of its text stands for the blank where it has one."""
+    """One word; each ``***`` in its text stands for the blank, if it has one."""
 
     text: str
     blank: Blank | None = None
     is_variable: bool = False
-    """It is ``NAME=value`` in front of a command."""
+    """True for ``NAME=value`` in front of a command."""
 
     @property
     def shell(self) -> str:
-        """The word as ``sh`` takes it.
+        """The word in ``sh`` syntax.
 
         >>> Word(text="a b").shell, Word(text="--pin=***", blank=Blank(name="PIN", hint="x")).shell
         ("'a b'", '--pin="${PIN:?x}"')
@@ -56,13 +56,13 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phrase:
-    """An option with the words behind it, or a word that belongs to none."""
+    """An option with its values, or a word that belongs to no option."""
 
     words: tuple[Word, ...]
 
     @property
     def name(self) -> str:
-        """The option, with dashes for underscores; a key of an assignment; empty otherwise."""
+        """The option, with dashes for underscores, or the key of an assignment; otherwise empty."""
         first = self.words[0].text
         assignment = _ASSIGNED.match(first)
         if assignment and not first.startswith("-"):
@@ -71,15 +71,15 @@ class Phrase:
 
     @property
     def value(self) -> str:
-        """What stands behind the option or the ``=``; empty where nothing does."""
+        """The text after the option or the ``=``; empty if there is none."""
         _, joined, value = self.words[0].text.partition("=")
         return value if joined else " ".join(word.text for word in self.words[1:])
 
-    def having(self, value: Word) -> Phrase:
-        """The phrase with another value, behind an ``=`` where there was one.
+    def with_value(self, value: Word) -> Phrase:
+        """Return the phrase with another value, after an ``=`` if there was one.
 
         >>> one, other = phrases(plain(("--lr", "1", "--wd=2")))
-        >>> one.having(Word(text="3")).shell, other.having(Word(text="3")).shell
+        >>> one.with_value(Word(text="3")).shell, other.with_value(Word(text="3")).shell
         ('--lr 3', '--wd=3')
         """
         name, joined, _ = self.words[0].text.partition("=")
@@ -89,21 +89,21 @@ class Phrase:
 
     @property
     def shell(self) -> str:
-        """The phrase as ``sh`` takes it."""
+        """The phrase in ``sh`` syntax."""
         return " ".join(word.shell for word in self.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
-    """Words of a launch line, and what they cannot say."""
+class AnnotatedWords:
+    """Words of a launch line, and notes for the user."""
 
     words: tuple[Word, ...]
     notes: tuple[str, ...] = ()
-    """What a user has to do or know, one sentence each."""
+    """Steps and facts that the words cannot express, one sentence each."""
 
 
 def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
-    """Each option with its words, assignments (``a.b=1``) and words before any option alone.
+    """Group each option with its values; assignments (``a.b=1``) and leading words stand alone.
 
     >>> [one.shell for one in phrases(plain(("t.py", "--lr", "1", "--bf16", "train.x=2")))]
     ['t.py', '--lr 1', '--bf16', 'train.x=2']
@@ -118,30 +118,33 @@ def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
     return tuple(Phrase(words=tuple(one)) for one in word_groups)
 
 
-def joined(command_phrases: Sequence[Phrase]) -> tuple[Word, ...]:
-    """The words of phrases in their order."""
+def join_phrases(command_phrases: Sequence[Phrase]) -> tuple[Word, ...]:
+    """Return the words of phrases, in order."""
     return tuple(word for phrase in command_phrases for word in phrase.words)
 
 
-def put(command_phrases: Sequence[Phrase], name: str, value: Word, dash: str) -> list[Phrase]:
-    """With an option's value in the user's spelling where it is there, else at the end.
+def set_option(
+    command_phrases: Sequence[Phrase], name: str, value: Word, dash: str
+) -> list[Phrase]:
+    """Return the phrases with an option set: in the user's spelling if present, else appended.
 
-    ``dash`` is what stands between the parts of a name that is added.
+    ``dash`` separates the parts of the name if it is appended.
     """
     if any(phrase.name == name for phrase in command_phrases):
         return [
-            phrase.having(value) if phrase.name == name else phrase for phrase in command_phrases
+            phrase.with_value(value) if phrase.name == name else phrase
+            for phrase in command_phrases
         ]
     return [*command_phrases, Phrase(words=(Word(text="--" + name[2:].replace("-", dash)), value))]
 
 
 def plain(words: Sequence[str]) -> tuple[Word, ...]:
-    """Words with nothing blank in them."""
+    """Return words without blanks."""
     return tuple(Word(text=text) for text in words)
 
 
 def variables(environment: Mapping[str, str]) -> tuple[Phrase, ...]:
-    """What stands in front of a command, by name.
+    """Return the assignments in front of a command, sorted by name.
 
     >>> [one.shell for one in variables({"B": "1", "A": "x y"})]
     ["A='x y'", 'B=1']
@@ -153,9 +156,10 @@ def variables(environment: Mapping[str, str]) -> tuple[Phrase, ...]:
 
 
 def with_blanks(words: Sequence[str]) -> tuple[Word, ...]:
-    """The words of a masked command; what is not kept becomes a variable that the user sets.
+    """Return the words of a masked command; a masked value becomes a variable that the user sets.
 
-    Names are made of the option, one for each word, and never those of a usual variable.
+    Variable names are derived from the option, one per word, and start with ``ARG``, so that they
+    never match a common variable.
 
     >>> [word.shell for word in with_blanks(["t.py", "--pin", "***"])]
     ['t.py', '--pin', '"${ARG_PIN:?the value of --pin, which is not kept}"']
@@ -168,7 +172,7 @@ def with_blanks(words: Sequence[str]) -> tuple[Word, ...]:
 
 
 def is_option(text: str) -> bool:
-    """False for negative numbers, which are values."""
+    """Return True for an option; negative numbers are values."""
     return text.startswith("-") and len(text) > 1 and not text[1].isdigit() and text[1] != "."
 
 
@@ -193,7 +197,7 @@ def _blank(option: str, seen: Counter[str]) -> Blank:
 
 
 _PORT = 29500
-"""torchrun's own default."""
+"""torchrun's default port."""
 _HERE = ("localhost", "127.0.0.1", "::1")
 _ONE_NODE = frozenset({"--standalone"})
 MEETING = frozenset(
@@ -202,7 +206,7 @@ MEETING = frozenset(
         *("--master-addr", "--master-port", "--node-rank"),
     }
 )
-"""Options by which nodes find each other."""
+"""Rendezvous options, by which nodes find each other."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _ACCELERATE = frozenset({"--main-process-ip", "--main-process-port", "--machine-rank"})
 _RANK = Blank(name="NODE_RANK", hint="the number of this node, 0 for the first")
@@ -215,10 +219,11 @@ class _Nodes:
     ranks_per_node: int
 
 
-def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted:
-    """How the wanted number of ranks is started: as the user's launch was where that is known.
+def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> AnnotatedWords:
+    """Return the words that start the wanted number of ranks, like the user's launch if known.
 
-    Nodes keep their number of ranks.  With more nodes than before, where they meet is a blank.
+    The number of ranks per node stays.  With more than one node, an unknown or local rendezvous
+    address becomes a blank.
 
     >>> launch = Launch(launcher=("torchrun", "--nproc-per-node", "8"), ranks_per_node=8)
     >>> found = start_of(launch, Parallelism(dp=8), Parallelism(dp=16))
@@ -233,7 +238,7 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted
         and wanted.num_ranks == running.num_ranks
         and not _names_one_node(launcher_words, now)
     ):
-        return Noted(words=launcher_words)
+        return AnnotatedWords(words=launcher_words)
     nodes, notes = _nodes(wanted, ranks_on_each(launch, running, wanted))
     kind = _kind(launch.launcher)
     if kind is None:
@@ -244,9 +249,9 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted
             )
         launcher_words = plain(("torchrun", "--standalone"))
     change = _accelerate if kind == "accelerate" else _torchrun
-    # Behind the module that reads it, a word is the module's.
+    # Options after ``-m package`` would be read by that module.
     end = len(launcher_words) - 2 * _ends_in_module(launcher_words)
-    return Noted(
+    return AnnotatedWords(
         words=(*change(launcher_words[:end], now, nodes), *launcher_words[end:]), notes=notes
     )
 
@@ -262,17 +267,17 @@ def _kind(launcher: Sequence[str]) -> str | None:
 
 
 def _words_of(launcher: Sequence[str]) -> tuple[Word, ...]:
-    """Without the interpreter of a script of ``bin``, which names it itself."""
+    """Return the launcher's words; omit Python before a script in ``bin``, which names it."""
     words = with_blanks(launcher)
     is_script = len(launcher) > 1 and PurePath(launcher[0]).name.startswith("python")
     return words[1:] if is_script and not launcher[1].startswith("-") else words
 
 
 def ranks_on_each(launch: Launch, running: Parallelism, wanted: Parallelism) -> int:
-    """Ranks that the wanted layout has on each host; 0 where nothing says it.
+    """Return the ranks per host in the wanted layout; 0 if unknown.
 
-    A domain of NVLink counts as one node of a layout, and its hosts are started one by one: as
-    the launch has started them, unless other nodes are wanted.
+    An NVLink domain counts as one node of a layout, but each of its hosts is started separately.
+    So the launch's number applies, unless the wanted layout has other nodes.
     """
     is_same = wanted.ranks_per_node in (0, running.ranks_per_node)
     is_whole = launch.num_nodes * launch.ranks_per_node == running.num_ranks
@@ -282,7 +287,7 @@ def ranks_on_each(launch: Launch, running: Parallelism, wanted: Parallelism) -> 
 
 
 def _nodes(wanted: Parallelism, per_node: int) -> tuple[_Nodes, tuple[str, ...]]:
-    """Nodes of the wanted ranks; a single one where nothing tells how many share one."""
+    """Return the nodes for the wanted ranks, and notes; a single node if ``per_node`` is 0."""
     per_node = per_node or wanted.num_ranks
     if wanted.num_ranks <= per_node:
         return _Nodes(num_nodes=1, ranks_per_node=wanted.num_ranks), ()
@@ -297,61 +302,71 @@ def _nodes(wanted: Parallelism, per_node: int) -> tuple[_Nodes, tuple[str, ...]]
 
 
 def _ends_in_module(launcher_words: Sequence[Word]) -> bool:
-    """True under ``torchrun ... -m package``, as with ``-m forerun.launch``."""
+    """Return True for ``torchrun ... -m package``, such as ``-m forerun.launch``."""
     texts = [word.text for word in launcher_words]
     return texts[-2:-1] in (["-m"], ["--module"]) and texts[-1] not in _MODULES
 
 
 def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:
-    """True where the words are those of one node among several: the others' differ."""
+    """Return True if the words name one node among several, so that the others' words differ."""
     names = {phrase.name for phrase in phrases(words)}
     return nodes.num_nodes > 1 and bool(names & {"--node-rank", "--machine-rank"})
 
 
 def _torchrun(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    launcher_phrases = put(
+    launcher_phrases = set_option(
         phrases(launcher_words), "--nproc-per-node", Word(text=str(nodes.ranks_per_node)), "-"
     )
     if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in launcher_phrases):
-        launcher_phrases = put(launcher_phrases, "--nnodes", Word(text=str(nodes.num_nodes)), "-")
+        launcher_phrases = set_option(
+            launcher_phrases, "--nnodes", Word(text=str(nodes.num_nodes)), "-"
+        )
     if nodes.num_nodes == 1:
-        return joined(_alone(launcher_phrases, MEETING, now))
+        return join_phrases(_without_rendezvous(launcher_phrases, MEETING, now))
     launcher_phrases = [one for one in launcher_phrases if one.name not in _ONE_NODE]
     if any(one.name == "--node-rank" for one in launcher_phrases):
-        launcher_phrases = put(launcher_phrases, "--node-rank", Word(text=MASK, blank=_RANK), "-")
+        launcher_phrases = set_option(
+            launcher_phrases, "--node-rank", Word(text=MASK, blank=_RANK), "-"
+        )
     address = _value(launcher_phrases, "--rdzv-endpoint") or _value(
         launcher_phrases, "--master-addr"
     )
     if not address or address.partition(":")[0] in _HERE:
         launcher_phrases = [one for one in launcher_phrases if one.name not in MEETING]
-        launcher_phrases = put(launcher_phrases, "--rdzv-backend", Word(text="c10d"), "-")
-        launcher_phrases = put(launcher_phrases, "--rdzv-id", Word(text="forerun"), "-")
+        launcher_phrases = set_option(launcher_phrases, "--rdzv-backend", Word(text="c10d"), "-")
+        launcher_phrases = set_option(launcher_phrases, "--rdzv-id", Word(text="forerun"), "-")
         meeting = Word(text=f"{MASK}:{_PORT}", blank=_ADDRESS)
-        launcher_phrases = put(launcher_phrases, "--rdzv-endpoint", meeting, "-")
-    return joined(launcher_phrases)
+        launcher_phrases = set_option(launcher_phrases, "--rdzv-endpoint", meeting, "-")
+    return join_phrases(launcher_phrases)
 
 
 def _accelerate(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
     num_ranks = nodes.num_nodes * nodes.ranks_per_node
-    launcher_phrases = put(
+    launcher_phrases = set_option(
         phrases(launcher_words), "--num-processes", Word(text=str(num_ranks)), "_"
     )
-    launcher_phrases = put(launcher_phrases, "--num-machines", Word(text=str(nodes.num_nodes)), "_")
+    launcher_phrases = set_option(
+        launcher_phrases, "--num-machines", Word(text=str(nodes.num_nodes)), "_"
+    )
     if nodes.num_nodes == 1:
-        return joined(_alone(launcher_phrases, _ACCELERATE, now))
+        return join_phrases(_without_rendezvous(launcher_phrases, _ACCELERATE, now))
     if _value(launcher_phrases, "--main-process-ip") in ("", *_HERE):
-        launcher_phrases = put(
+        launcher_phrases = set_option(
             launcher_phrases, "--main-process-ip", Word(text=MASK, blank=_ADDRESS), "_"
         )
     if not _value(launcher_phrases, "--main-process-port"):
-        launcher_phrases = put(launcher_phrases, "--main-process-port", Word(text=str(_PORT)), "_")
-    return joined(put(launcher_phrases, "--machine-rank", Word(text=MASK, blank=_RANK), "_"))
+        launcher_phrases = set_option(
+            launcher_phrases, "--main-process-port", Word(text=str(_PORT)), "_"
+        )
+    return join_phrases(
+        set_option(launcher_phrases, "--machine-rank", Word(text=MASK, blank=_RANK), "_")
+    )
 
 
-def _alone(
+def _without_rendezvous(
     launcher_phrases: Sequence[Phrase], meeting: frozenset[str], now: _Nodes
 ) -> list[Phrase]:
-    """Without what joins nodes, where there were some; a port of one node is the user's choice."""
+    """Drop rendezvous options of several nodes; keep those of one, such as the user's port."""
     return [one for one in launcher_phrases if now.num_nodes == 1 or one.name not in meeting]
 
 

@@ -1,10 +1,8 @@
-"""Ranks that a launch command says, whichever launcher starts them.
+"""Ranks that a launch command requests, and its variables that change how a step runs.
 
-Variables of a launch line that change how a step runs, by what is done with them.
-
-They are those of NCCL, Transformer Engine, PyTorch and CUDA that a command sets for its processes:
-in front of it, behind ``env``, by ``mpirun -x`` or ``srun --export``, or exported by the script
-that starts it.  What the user's own shell exports is not looked at.
+The variables are those of NCCL, Transformer Engine, PyTorch and CUDA that a command sets for its
+processes: in front of it, after ``env``, by ``mpirun -x`` or ``srun --export``, or exported by the
+script that starts it.  Variables that the user's own shell exports are ignored.
 """
 
 from __future__ import annotations
@@ -25,23 +23,23 @@ _MODULES = {
     "accelerate.commands.launch": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
 }
-"""Launchers that Python runs as modules, by the name that they have as programs."""
+"""Program names of launchers that Python runs as modules, by module."""
 MODULES = frozenset(_MODULES)
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
 _ALL_RANKS = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _NODE_RANKS = (
     "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
 )  # fmt: skip
-"""Variables of torch, Slurm, Open MPI and PMI that say the ranks of a job, and those of a node."""
+"""Variables of torch, Slurm, Open MPI and PMI with the ranks of a job, and of a node."""
 _PPR = re.compile(r"ppr:(\d+):node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The ranks of a job as its launcher says them; 0 where it does not.
+    """The ranks that a launcher's options request; 0 if they do not specify a number.
 
-    ``launcher`` is its name, empty where there is none; ``usual_ranks`` are those that it starts
-    where the command does not say.
+    ``launcher`` is its name, empty if there is none; ``usual_ranks`` is its default number of
+    ranks, if the command does not specify one.
     """
 
     launcher: str = ""
@@ -51,10 +49,10 @@ class Ranks:
 
 
 def ranks_of(words: Sequence[str]) -> Ranks:
-    """The ranks that the words before a training script say.
+    """Return the ranks that the words before a training script request.
 
-    The innermost launcher that starts processes decides; Slurm and MPI do where nothing stands
-    behind them, and variables in front of the command where there is no launcher.
+    The innermost launcher that starts processes decides; Slurm and MPI do if no other launcher
+    follows, and variables in front of the command if there is no launcher.
 
     >>> ranks_of("srun -N 4 --ntasks-per-node=8 python".split())
     Ranks(launcher='srun', num_ranks=32, per_node=8, usual_ranks=0)
@@ -77,9 +75,10 @@ def ranks_of(words: Sequence[str]) -> Ranks:
 
 
 def split_variables(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Variables that a command line sets, and the command without them.
+    """Return the variables that a command line sets, and the command without them.
 
-    They stand in front, or behind a word ``env``.  A value of an option may look like one.
+    Assignments count at the start or after the word ``env``, because the value of an option may
+    look like one.
 
     >>> split_variables(["A=1", "srun", "env", "B=2", "torchrun", "--rdzv-conf", "timeout=3"])
     ({'A': '1', 'B': '2'}, ('srun', 'torchrun', '--rdzv-conf', 'timeout=3'))
@@ -100,7 +99,7 @@ def split_variables(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ..
 
 
 def _parts(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Each launcher in order, with the words behind it."""
+    """Return each launcher in order, with the words after it."""
     parts: list[tuple[str, list[str]]] = []
     for place, word in enumerate(words):
         is_module = place > 0 and words[place - 1] in ("-m", "--module")
@@ -113,7 +112,7 @@ def _parts(words: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _torchrun(words: Sequence[str]) -> Ranks:
-    # An elastic run (MIN:MAX) is taken at its full size; ``gpu`` and ``auto`` say no number.
+    # An elastic run (MIN:MAX) counts at its full size; ``gpu`` and ``auto`` are not numbers.
     nodes = _value(words, "--nnodes", default="1").rpartition(":")[2]
     nproc_per_node = _value(words, "--nproc-per-node")
     per_node = _number(nproc_per_node)
@@ -166,7 +165,7 @@ def _mpi(words: Sequence[str]) -> Ranks:
 
 
 def _job(launcher: str, num_ranks: int, per_node: int) -> Ranks:
-    """Nodes that hold more than all ranks say nothing."""
+    """Return the ranks; ignore a number per node that exceeds all ranks."""
     each = per_node if num_ranks and per_node <= num_ranks else 0
     return Ranks(launcher=launcher, num_ranks=num_ranks, per_node=each)
 
@@ -180,7 +179,7 @@ def _of_variables(variables: Mapping[str, str]) -> Ranks:
 
 
 def _value(words: Sequence[str], *names: str, default: str = "") -> str:
-    """The word behind one of the options, or joined to it; underscores and hyphens are one."""
+    """Return the word after one of the options, or joined to it; underscores equal hyphens."""
     for place, word in enumerate(words):
         option, joined, value = word.partition("=")
         is_long = option.startswith("--")
@@ -208,19 +207,19 @@ _READERS: Mapping[str, Callable[[Sequence[str]], Ranks]] = {
 
 _TABLE = NAMES["variables"]
 ASIDE_VARIABLES: Mapping[str, Sequence[str]] = _TABLE["aside_unless"]
-"""Those that are set for a cluster or by recipes, as public rates had them, and deterministic
-kernels: named, and no reason to say no number; with the values that change nothing."""
+"""Unmodelled variables that are reported but do not prevent an estimate, with their neutral
+values: settings of clusters and recipes, as in public benchmarks, and deterministic kernels."""
 _BETWEEN_NODES: Mapping[str, Sequence[str]] = _TABLE["left_out_between_nodes"]
 _UNMODELLED_VARIABLES: Mapping[str, Sequence[str]] = {**_TABLE["left_out"], **_BETWEEN_NODES}
-"""Those that are not modelled: why a step is another, and the values that change nothing."""
+"""Unmodelled variables: the reason why a step changes, then the neutral values."""
 _PREFIXES = tuple(_TABLE["prefixes"])
 _KNOWN = {*_TABLE["modelled"], *_TABLE["harmless"], *ASIDE_VARIABLES, *_UNMODELLED_VARIABLES}
 _FUSED = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN")
-"""Transformer Engine's two kinds of fused attention; without both the unfused one is left."""
+"""Transformer Engine's two kinds of fused attention; with both off, the unfused one remains."""
 
 
 def is_of_library(name: str) -> bool:
-    """Return True for a variable that is looked at.
+    """Return True for a variable of a library that can change a step.
 
     >>> [is_of_library(name) for name in ("NCCL_NEW", "CUDA_LAUNCH_BLOCKING", "DATA")]
     [True, True, False]
@@ -229,7 +228,7 @@ def is_of_library(name: str) -> bool:
 
 
 def variables_of(words: Sequence[str]) -> dict[str, str]:
-    """Variables that the words before a training script set.
+    """Return the variables that the words before a training script set.
 
     >>> variables_of("A=1 mpirun -x B=2 -x PATH env C=3 python".split())
     {'A': '1', 'C': '3', 'B': '2'}
@@ -248,7 +247,7 @@ def variables_of(words: Sequence[str]) -> dict[str, str]:
 
 
 def attention_values(variables: Mapping[str, str]) -> Values:
-    """The value of Megatron's argument that attention's variables stand for; empty: none.
+    """Return Megatron's argument that attention variables are equivalent to; empty if none.
 
     >>> attention_values({"NVTE_FLASH_ATTN": "0", "NVTE_FUSED_ATTN": "0"})
     {'attention_backend': 'unfused'}
@@ -260,7 +259,7 @@ def attention_values(variables: Mapping[str, str]) -> Values:
 
 
 def unmodelled_variables(variables: Mapping[str, str], par: Parallelism) -> tuple[str, ...]:
-    """Names of those in use that the model of a layout's step leaves out, also aside."""
+    """Return the variables in use that are not modelled, including ``ASIDE_VARIABLES``."""
     is_one_node = par.num_ranks <= (par.ranks_per_node or par.num_ranks)
     idle = {name: values[1:] for name, values in _UNMODELLED_VARIABLES.items()} | dict(
         ASIDE_VARIABLES
@@ -273,10 +272,10 @@ def unmodelled_variables(variables: Mapping[str, str], par: Parallelism) -> tupl
 
 
 def unknown_variables(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the same libraries that are in no list."""
+    """Return the variables of these libraries that are in no list."""
     return tuple(name for name in variables if is_of_library(name) and name not in _KNOWN)
 
 
 def reason(name: str) -> str:
-    """Why a variable that is not modelled changes a step; empty for any other name."""
+    """Return why an unmodelled variable changes a step; empty for any other name."""
     return _UNMODELLED_VARIABLES.get(name, ("",))[0]

@@ -1,4 +1,4 @@
-"""Megatron's option names and ``RunConfig``: read, write, and change within a command line."""
+"""``RunConfig`` as Megatron's options: read, write, and replace within a command line."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _GPUS = "--gpus"
 _PP = "pipeline_model_parallel_size"
 _REPLICAS = "--data-parallel-size"
 _PADDED = frozenset({"padded_vocab_size"})
-"""What follows from the vocabulary and tp, and has no option."""
+"""Arguments that follow from the vocabulary and tp, and have no option."""
 _SPLIT, _RECOMPUTE = TOGETHER["split"], TOGETHER["recompute"]
 _LAYOUT = frozenset().union(*GROUPS)
 _ALONE = frozenset(NAMES["layout"]).difference(*TOGETHER.values())
 _NOT_TAKEN = ["allgather"]
-"""Words of Megatron's help that Transformer Engine does not take; ours stand in their place."""
+"""Words of Megatron's help that Transformer Engine refuses; we write its own instead."""
 _NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
 _EXCLUSIVE = {
     "attention_backend": {"transformer_impl"},
@@ -46,14 +46,14 @@ _EXCLUSIVE = {
     "fp8": {"fp4", "fp4_param"},
     "vocab_size": {"padded_vocab_size"},
 }
-"""What an argument that is given makes void."""
+"""Arguments of the running config that a given argument overrides."""
 
 
 def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
-    """The config with Megatron's options, or short ones (``--tp 2``), laid over it.
+    """Return the config with Megatron's options, or short ones (``--tp 2``), applied.
 
     The number of ranks stays unless ``--gpus`` or ``--data-parallel-size`` is given; dp follows.
-    ``--no-...`` turns a switch off.  Raises ``ConfigError`` for an option that is not known.
+    ``--no-...`` turns a switch off.  Raise ``ConfigError`` for an unknown option.
     """
     given = _parsed(argv)
     values = {**_preserved_values(config, given), **given}
@@ -70,10 +70,10 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
 
 
 def options(config: RunConfig) -> tuple[str, ...]:
-    """Megatron's options that give this layout (the number of ranks is the launcher's).
+    """Return Megatron's options for this layout (the launcher sets the number of ranks).
 
-    Options that are Megatron's default are left out, but for the sizes; so are those that the
-    program does not take, whose values are its own.  Words that were given stay where they mean it.
+    Options at Megatron's defaults are omitted, except sizes; so are those that the program does
+    not accept.  The user's words stay if they still describe the layout.
     """
     values = as_options(_stated_values(config))
     accepted_options = ((option, *words) for option, words in values if option not in config.absent)
@@ -83,19 +83,19 @@ def options(config: RunConfig) -> tuple[str, ...]:
 def rewrite_command(
     host_argv: Sequence[str], config: RunConfig, *, running: RunConfig | None = None
 ) -> tuple[str, ...]:
-    """The user's own command line with the options of the layout replaced, all else as it was.
+    """Return the user's command line with only the layout's options replaced.
 
-    Options that the user gave are changed in place, unless they already say the same in other
-    words; those that the layout needs beyond them come at the end, but what is so in the
-    ``running`` layout without having been given, which a script's own defaults may do.  What
-    differs from it in the model (a longer sequence, an overlap of experts) is changed as well, and
-    so is what Megatron asks for beside such a layout (``megatron_rules``).
+    Options that the user gave are changed in place, unless they already express the same setting.
+    Further options that the layout needs are appended, except those whose value the ``running``
+    layout has without an option, such as by a script's own defaults.  Differences in the model (a
+    longer sequence, an overlap of experts) and Megatron's requirements of the layout
+    (``megatron_rules``) are written as well.
     """
     arguments = split_launcher(host_argv)[1]
     given = read_words(arguments).values
     unsaid = {} if running is None else layout_values(running)
     values = layout_values(config)
-    # An option that is void in this layout and was not before may be refused in it.
+    # Megatron may refuse an option that no longer has an effect in this layout.
     changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
     unchanged_names = _unchanged_names({n: v for n, v in given.items() if n not in changed}, config)
     stated_values = {
@@ -108,7 +108,7 @@ def rewrite_command(
     if running is not None and _passes(config) != _passes(running) == unsaid.get(
         "global_batch_size"
     ):
-        restated_names |= {"global_batch_size"}  # as Megatron's default, which follows the passes
+        restated_names |= {"global_batch_size"}  # Megatron's default depends on mbs x dp
     unsaid = {name: value for name, value in unsaid.items() if name not in restated_names}
     needed = {
         name: value
@@ -146,7 +146,7 @@ def rewrite_command(
 
 
 def _other_model(config: RunConfig, running: RunConfig) -> dict[str, ArgumentValue | None]:
-    """Values of the model that differ from the running one's; None where nothing says them."""
+    """Return model values that differ from the running one's; None if ``config`` has none."""
     running_values, others = model_values(running), model_values(config)
     return {
         name: others.get(name)
@@ -156,9 +156,10 @@ def _other_model(config: RunConfig, running: RunConfig) -> dict[str, ArgumentVal
 
 
 def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line that goes on from what this one saves: ``--load`` says what ``--save`` does.
+    """Return the command line that resumes from this one's checkpoints: ``--load`` as ``--save``.
 
-    What would begin anew, or at another checkpoint, is left out.  As it is without ``--save``.
+    Options that start from scratch or from another checkpoint are dropped.  Without ``--save``,
+    return the command line unchanged.
 
     >>> resumed_command(["t.py", "--finetune", "--load", "old", "--save", "here"])
     ('t.py', '--load', 'here', '--save', 'here')
@@ -179,7 +180,7 @@ def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Options with the words behind them, split at ``=``; words before the first have no option."""
+    """Return options with their words, split at ``=``; words before the first have no option."""
     out: list[tuple[str, list[str]]] = [("", [])]
     for word in host_argv:
         name, equals, value = word.partition("=")
@@ -193,7 +194,7 @@ def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _preserved_values(config: RunConfig, given: Values) -> Values:
-    """The config's own values, without those that the given ones make void."""
+    """Return the config's values, without those that the given ones override."""
     values, par = _argument_values(config, _stated_values(config)), config.parallelism
     void: set[str] = set()
     if given.keys() & _SPLIT:
@@ -202,7 +203,7 @@ def _preserved_values(config: RunConfig, given: Values) -> Values:
         void |= _SPLIT
         pp = whole(_PP, given.get(_PP, par.pp))
         values["virtual_pipeline_model_parallel_size"] = par.vp if pp > 1 else 1
-    void |= _following(config, given)
+    void |= _derived_names(config, given)
     granularity = given.get("recompute_granularity")
     if granularity is not None and granularity != config.recompute.value:
         void |= _RECOMPUTE
@@ -215,8 +216,8 @@ def _preserved_values(config: RunConfig, given: Values) -> Values:
     return {name: value for name, value in values.items() if name not in void}
 
 
-def _following(config: RunConfig, given: Values) -> set[str]:
-    """Sizes that follow from a given one by Megatron's defaults, as they do in the run."""
+def _derived_names(config: RunConfig, given: Values) -> set[str]:
+    """Return names of sizes that a given one determines by Megatron's defaults, as in the run."""
     model = config.model
     derived_names: set[str] = set()
     if given.keys() & {"hidden_size", "swiglu"}:
@@ -229,7 +230,7 @@ def _following(config: RunConfig, given: Values) -> set[str]:
 
 
 def _stated_values(config: RunConfig) -> Values:
-    """The layout as it was given, as far as that is what it still is; else in our words."""
+    """Return the layout's values as given, if they still describe it; else in our spelling."""
     ours = layout_values(config)
     if not config.given:
         return ours
@@ -242,14 +243,14 @@ def _stated_values(config: RunConfig) -> Values:
 
 
 def _argument_values(config: RunConfig, layout: Values) -> Values:
-    """All that Megatron's arguments can say of a run of this layout, and its ranks."""
+    """Return all values that Megatron's arguments can express for a run, and its ranks."""
     ranks = {name: getattr(config.parallelism, name) for name in ("num_ranks", "ranks_per_node")}
     ranks["world_size"] = ranks.pop("num_ranks")
     return {**model_values(config), **layout, **ranks}
 
 
 def _parsed(argv: Sequence[str]) -> Values:
-    """Values by their names in the namespace; ``--no-...`` is False."""
+    """Return values by name in Megatron's namespace; ``--no-...`` is False."""
     given: Values = {}
     for option, words in options_of(expand(argv)):
         target, constant = SPELLED.get(option[2:].replace("-", "_"), (_target(option), None))
@@ -289,30 +290,30 @@ def _nearest(option: str) -> list[str]:
 
 
 def _unchanged_names(host: Values, config: RunConfig) -> frozenset[str]:
-    """Names of the groups whose given values already mean this layout."""
+    """Return the names of the groups whose given values already describe this layout."""
     config_values = _argument_values(config, layout_values(config))
     host = {name: value for name, value in host.items() if value != _NOT_TAKEN}
     unchanged_names: frozenset[str] = frozenset()
     for group in GROUPS:
         values = {name: value for name, value in config_values.items() if name not in group}
         values |= {name: value for name, value in host.items() if name in group}
-        if host.keys() & group and _means(values, config):
+        if host.keys() & group and _describes_config(values, config):
             unchanged_names |= group
     return unchanged_names
 
 
 def _passes(config: RunConfig) -> int:
-    """Samples of one pass of all replicas."""
+    """Return the samples of one micro-batch over all replicas."""
     return config.batch.micro_batch_size * config.parallelism.dp
 
 
 def _expand_to_groups(names: Iterable[str]) -> frozenset[str]:
-    """All names of the groups of which some are among these."""
+    """Return all names of the groups that contain one of these."""
     given_names = frozenset(names)
     return frozenset().union(*(group for group in TOGETHER.values() if group & given_names))
 
 
-def _means(values: Values, config: RunConfig) -> bool:
+def _describes_config(values: Values, config: RunConfig) -> bool:
     try:
         parsed_config = from_namespace(SimpleNamespace(**values))
     except ConfigError:
@@ -323,7 +324,7 @@ def _means(values: Values, config: RunConfig) -> bool:
 
 
 def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfig:
-    """The found config with what Megatron's arguments cannot say taken from the other."""
+    """Return the parsed config; fields that Megatron cannot express are those of ``config``."""
     experts, base_experts = parsed_config.model.experts, config.model.experts
     if experts is not None and base_experts is not None:
         experts = replace(
@@ -349,7 +350,7 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
 
 
 def _counted(base_experts: Experts, experts: Experts) -> tuple[RankLoad, ...]:
-    """What was counted of a router holds for the same choice among as many experts."""
+    """Return the measured loads of ranks if experts and routing are the same; else none."""
     names = ("num_experts", "top_k", "capacity_factor", "is_balance_forced")
     is_same = all(getattr(base_experts, name) == getattr(experts, name) for name in names)
     return base_experts.measured if is_same else ()

@@ -1,4 +1,4 @@
-"""``RunConfig`` from a whole command line, or from a file of Megatron's arguments."""
+"""``RunConfig`` from a complete command line or a file of Megatron's arguments."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .megatron_options import ArgumentTable, read_mapping, read_words
 from .megatron_values import as_given
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
-"""Defaults that only Megatron's parser knows."""
+"""Defaults that only Megatron's parser sets."""
 _PATHS = ("merge_file", "tokenizer_model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A run as its arguments describe it, and the arguments that are not known."""
+    """A run that arguments describe, and the arguments that are unknown."""
 
     config: RunConfig
     unknown: tuple[str, ...]
@@ -40,12 +40,12 @@ class Described:
 def config_from_command(
     argv: Sequence[str], *, num_ranks: int = 0, usual_ranks: int = 0, ranks_per_node: int = 0
 ) -> Described:
-    """The run of a Megatron command line, with or without ``torchrun ... SCRIPT.py`` in front.
+    """Return the run of a Megatron command line, with or without ``torchrun ... SCRIPT.py``.
 
-    The launcher gives ranks and their nodes; where it does not, ``num_ranks`` does, and where there
-    is none ``usual_ranks`` (0: as few as the layout has, dp 1).  Raises ``ConfigError`` where a
-    launcher leaves the ranks open, a size is missing or the layout cannot run.  Variables that the
-    launcher sets are read as options are.
+    The launcher determines ranks and nodes; if it does not, ``num_ranks`` applies, and without a
+    launcher ``usual_ranks`` (0: the fewest that the layout needs, dp 1).  Variables that the
+    launcher sets are read like options.  Raise ``ConfigError`` if a launcher leaves the number of
+    ranks open, a size is missing or the layout cannot run.
     """
     launcher, words = split_launcher(argv)
     launcher_ranks = ranks_of(launcher)
@@ -64,15 +64,16 @@ def config_from_command(
 def config_from_mapping(
     mapping: Mapping[str, object], *, num_ranks: int = 0, ranks_per_node: int = 0
 ) -> Described:
-    """The run of a parsed YAML or JSON file of Megatron's arguments, or of a dumped namespace.
+    """Return the run of a parsed YAML or JSON file of Megatron's arguments or a dumped namespace.
 
-    ``world_size`` is read where the file has it.  Otherwise as ``config_from_command``.
+    ``world_size`` in the file takes precedence over ``num_ranks``.  Raise ``ConfigError`` as
+    ``config_from_command`` does.
     """
     return _described(read_mapping(mapping), num_ranks, ranks_per_node)
 
 
 def split_launcher(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words before the training script, and those after it."""
+    """Return the words before the training script, and those after it."""
     for place, word in enumerate(argv):
         if word.endswith(".py"):
             return argv[:place], argv[place + 1 :]
@@ -83,7 +84,7 @@ def split_launcher(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def program_of(argv: Sequence[str]) -> str:
-    """The name of the script or module that trains, from its command line without a launcher.
+    """Return the name of the training script or module, from a command line without launcher.
 
     >>> program_of(["/w/pretrain_gpt.py", "--lr", "1"]), program_of(["-m", "pkg.train"])
     ('pretrain_gpt.py', 'pkg.train')
@@ -104,7 +105,7 @@ def _described(
     if not values.get("data_parallel_size"):
         values.setdefault("world_size", num_ranks)
     values.setdefault("ranks_per_node", ranks_per_node)
-    # A path counts by being given alone.
+    # A path matters only by being given, so it may contain a shell variable.
     names = [n for n, value in values.items() if str(value).startswith("$") and n not in _PATHS]
     if names:
         raise ConfigError(f"{', '.join(names)}: a variable of the shell; write its value")
@@ -115,6 +116,6 @@ def _described(
     notes: tuple[str, ...] = ()
     if not (given.get("padded_vocab_size", "vocab_size")) and (size := usual_vocab_size(given)):
         notes = (
-            f"a vocabulary of {size:,} assumed, as the tokenizer's; --vocab-size says another",
+            f"a vocabulary of {size:,} assumed, as the tokenizer's; --vocab-size sets another",
         )
     return Described(config=config, unknown=tuple(table.unknown), notes=notes)

@@ -1,4 +1,4 @@
-"""The model shape that Megatron's arguments describe, by the rules of core_v0.16.1."""
+"""Model shape of Megatron's arguments, by the rules of core_v0.16.1."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ..workload import (
 from .megatron_options import EXPERT_SWITCHES
 
 NUM_EXPERTS = ("num_experts", "num_moe_experts")
-"""By Megatron's argument, and by the field of its ``TransformerConfig``."""
+"""Name of Megatron's argument, and of the field in its ``TransformerConfig``."""
 _GATED = ("swiglu", "gated_linear_unit", "quick_geglu")
-# Entries of the vocabulary that GPT-2 was published with; its file need not be read.
+# Vocabulary size of GPT-2 as published, so that its file need not be read.
 _GPT2_VOCAB = 50257
 _TIKTOKEN_VOCAB = 1 << 17
 _FAMILIES = tuple(
@@ -39,16 +39,16 @@ _FAMILIES = tuple(
         (r"nemotron\w*_256k", 256_000),
     )
 )
-"""Rows of the embedding by ``vocab_size`` of each model's published config.json; of Nemotron-4
-arXiv:2402.16819, table 1."""
-# Ten times what MOST allows: an expression such as [1]*10**9 must not fill the memory.
+"""Rows of the embedding, by pattern of the tokenizer's path: ``vocab_size`` of each model's
+published config.json; Nemotron-4 from arXiv:2402.16819, table 1."""
+# Ten times the layers that MOST allows; [1]*10**9 must not fill the memory.
 _MAX_LAYERS = 100_000
 
 
 def model_shape(given: Arguments, tp: int) -> ModelShape:
-    """The model of Megatron's arguments; ``tp`` pads the vocabulary.
+    """Return the model of Megatron's arguments; the vocabulary is padded for ``tp``.
 
-    Raises ``ConfigError`` where a size that nothing can replace is missing.
+    Raise ``ConfigError`` if a size without a default is missing.
     """
     hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
     at_least_one("num_attention_heads", heads)
@@ -88,7 +88,7 @@ def model_shape(given: Arguments, tp: int) -> ModelShape:
 
 
 def default_ffn(hidden: int, is_swiglu: bool) -> int:
-    """4 x hidden; with SwiGLU 2/3 of it, rounded down to 64 (``validate_args``)."""
+    """Return 4 x hidden; with SwiGLU 2/3 of it, rounded down to 64 (``validate_args``)."""
     return int((4 * hidden * 2 / 3) / 64) * 64 if is_swiglu else 4 * hidden
 
 
@@ -97,15 +97,17 @@ def _position_embedding(given: Arguments) -> PositionEmbedding:
         return PositionEmbedding.ROPE
     kind = given.text("position_embedding_type", default=PositionEmbedding.LEARNED.value)
     known = [p.value for p in PositionEmbedding]
-    # Megatron's other kinds (yarn, mrope, relative) hold no table that is trained.
+    # Megatron's other kinds (yarn, mrope, relative) have no trained table either.
     return PositionEmbedding(kind) if kind in known else PositionEmbedding.ROPE
 
 
 def usual_vocab_size(given: Arguments) -> int:
-    """The vocabulary of a tokenizer whose name settles it, 0 where none does: GPT-2's byte pairs,
-    which alone have a file of merges, Megatron's default for tiktoken
-    (core/tokenizers/text/libraries/tiktoken_tokenizer.py, DEFAULT_TIKTOKEN_MAX_VOCAB), and that of
-    a published family whose name the tokenizer's path has."""
+    """Return the vocabulary size that a tokenizer's name implies; 0 if unknown.
+
+    Known are GPT-2's BPE, the only one with a merge file, Megatron's default for tiktoken
+    (core/tokenizers/text/libraries/tiktoken_tokenizer.py, DEFAULT_TIKTOKEN_MAX_VOCAB), and
+    published model families whose name is in the tokenizer's path.
+    """
     tokenizer = given.text("tokenizer_type")
     if tokenizer == "TikTokenizer":
         return _TIKTOKEN_VOCAB
@@ -117,7 +119,7 @@ def usual_vocab_size(given: Arguments) -> int:
 
 
 def _vocab_size(given: Arguments, tp: int) -> int:
-    """Rows of the embedding: padded to ``make_vocab_size_divisible_by`` x tp."""
+    """Return the rows of the embedding, padded to ``make_vocab_size_divisible_by`` x tp."""
     padded = given.number("padded_vocab_size")
     if padded:
         return padded
@@ -129,7 +131,7 @@ def _vocab_size(given: Arguments, tp: int) -> int:
         raise ConfigError(
             "vocab_size is missing, and the tokenizer's file is not read; give --vocab-size"
         )
-    # The null tokenizer adds its end-of-document token to the size that it is given.
+    # The null tokenizer adds an end-of-document token to the given size.
     size += tokenizer == "NullTokenizer"
     multiple = given.number("make_vocab_size_divisible_by", default=128) * tp
     return -(-size // multiple) * multiple
@@ -149,7 +151,7 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
         ffn_hidden_size=given.number("moe_ffn_hidden_size") or ffn,
         shared_ffn_hidden_size=given.number("moe_shared_expert_intermediate_size"),
         layer_pattern=expert_layers(1 if freq is None else freq, num_layers),
-        # Core 0.6 to 0.11 had a second form of the exchange under its own name.
+        # Core 0.6 to 0.11 had a second dispatcher with the suffix _seq.
         dispatcher=decode(Dispatcher, dispatcher.removesuffix("_seq")),
         capacity_factor=max(capacity, 0.0),
         rank_capacity_factor=(
@@ -162,7 +164,7 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
 
 
 def _stash_factor(given: Arguments) -> float:
-    """1.10 by default; a factor below 0, which has a rule of its own, by its size."""
+    """Return the stash factor, 1.10 by default; of a negative one, its absolute value."""
     if not given.is_on("moe_paged_stash"):
         return 0.0
     return abs(given.real("moe_paged_stash_buffer_size_factor_cuda")) or 1.1
@@ -177,10 +179,10 @@ def _latent_attention(given: Arguments) -> LatentAttention:
 
 
 def expert_layers(freq: object, num_layers: int) -> tuple[bool, ...]:
-    """True for each layer with experts, first to last; empty where all have them.
+    """Return one flag per layer, first to last, True with experts; empty if all have them.
 
-    A number N gives experts to the layers 0, N, 2N, ...  An expression such as ``([0]*3+[1]*58)``
-    may hold whole numbers, lists, ``+`` and ``*``; nothing else of it is evaluated.  Raises
+    A number N puts experts in the layers 0, N, 2N, ...  An expression such as ``([0]*3+[1]*58)``
+    may contain whole numbers, lists, ``+`` and ``*``, and nothing else is evaluated.  Raise
     ``ConfigError`` for any other expression.
 
     >>> expert_layers("[0]*1+[1]*2", 3)

@@ -1,8 +1,8 @@
-"""A Megatron args namespace as ``RunConfig``, with what the model leaves out named.
+"""``RunConfig`` from a Megatron args namespace, with its unmodelled settings listed.
 
 Defaults and rules are those of Megatron-LM core_v0.16.1 (``validate_args`` of
-``megatron/training/arguments.py`` and ``TransformerConfig.__post_init__``), so that arguments as
-given and arguments as validated mean the same.
+``megatron/training/arguments.py`` and ``TransformerConfig.__post_init__``), so that arguments give
+the same config before and after validation.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from .megatron_values import AS_ELSEWHERE, fsdp_dtypes, with_sharding, with_stat
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
-"""By Megatron's argument, and by the field of its ``TransformerConfig``."""
-# By Megatron's argument, and by the field of its ``TransformerConfig``.
+"""Name of Megatron's argument, and of the field in its ``TransformerConfig``."""
+# These also name the argument first, then the field.
 _FP8 = ("fp8", "fp8_format")
 _FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
@@ -50,20 +50,20 @@ _CADENCE = (
     *("eval_interval", "eval_iters", "save_interval"),
     *("full_batch_size", "num_final_evals", "exit_interval"),
 )
-"""Numbers of a cadence, by the name that they have in both."""
+"""Numeric fields of ``Cadence`` that have Megatron's names."""
 RECOMPUTE_MODULES = frozenset(
     ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 )
-"""What ``--recompute-modules`` may name."""
+"""Modules that ``--recompute-modules`` accepts."""
 
 
 def from_namespace(args: object) -> RunConfig:
-    """The config of a run, from Megatron's arguments (any object with their names).
+    """Return the config of a run from Megatron's arguments (any object with their names).
 
     Arguments may be as given or as ``validate_args`` leaves them; ``world_size`` and
-    ``ranks_per_node`` are the launcher's.  What the model leaves out (hybrid models, ...) is listed
-    by name in ``unmodelled``.  Raises ``ConfigError`` where a size that nothing can replace is
-    missing or the layout cannot run.
+    ``ranks_per_node`` are the launcher's.  Settings that are not modelled (hybrid models, ...) are
+    listed by name in ``unmodelled``.  Raise ``ConfigError`` if a size without a default is missing
+    or the layout cannot run.
     """
     given = Arguments(args)
     layout = _layout(given)
@@ -101,7 +101,7 @@ def from_namespace(args: object) -> RunConfig:
 
 
 def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
-    """Fields that change how operators run, not which."""
+    """Return the fields that change how operators run, not which ones."""
     return {
         **{n: given.is_on(o, default=default) for n, (o, default) in CONFIG_SWITCHES.items()},
         "fp8": _fp8(given),
@@ -142,7 +142,7 @@ def _uses_graphs(given: Arguments) -> bool:
 
 
 def _graph_scope(given: Arguments) -> tuple[str, ...]:
-    """Modules by name; later cores call the scope modules, and the iteration a kind of graph."""
+    """Return graphed modules; later cores name the option for modules and a whole step as impl."""
     words = given.words("cuda_graph_scope", "cuda_graph_modules")
     if not _uses_graphs(given):
         return ()
@@ -156,7 +156,7 @@ def _layout(given: Arguments) -> PipelineLayout | None:
     value = given.get("pipeline_model_parallel_layout")
     if value is None:
         return None
-    # A ``TransformerConfig`` holds the parsed form, which keeps what it was made of.
+    # A ``TransformerConfig`` has the parsed layout, with its source in ``input_data``.
     layout = parse_layout(getattr(value, "input_data", value))
     predicted = given.number("mtp_num_layers")
     if layout.num_prediction_layers != predicted:
@@ -202,8 +202,8 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
 
 
 def _context_comm(given: Arguments, cp: int) -> ContextComm:
-    """That of all layers; of several, which are left out, the plainest."""
-    # The help of Megatron's parser says "allgather", which Transformer Engine does not take.
+    """Return the ``cp_comm_type`` of all layers; P2P if they differ, which is not modelled."""
+    # The help of Megatron's parser says "allgather", which Transformer Engine refuses.
     words = {"all_gather" if c == "allgather" else c for c in given.words("cp_comm_type")}
     comms = {decode(ContextComm, word) for word in sorted(words)}
     if len(comms) != 1 or (cp == 1 and ContextComm.HIERARCHICAL in comms):
@@ -212,7 +212,7 @@ def _context_comm(given: Arguments, cp: int) -> ContextComm:
 
 
 def _context_inner(given: Arguments, cp: int) -> int:
-    """The first of ``--hierarchical-context-parallel-sizes``: ranks that exchange heads."""
+    """Return the first of ``--hierarchical-context-parallel-sizes``: ranks that exchange heads."""
     if cp == 1 or _context_comm(given, cp) is not ContextComm.HIERARCHICAL:
         return 1
     sizes = [
@@ -229,7 +229,7 @@ def _context_inner(given: Arguments, cp: int) -> int:
 
 
 def _replicas(given: Arguments, degrees: dict[str, int]) -> int:
-    """dp, from the ranks where they are known, else 1."""
+    """Return dp: from the number of ranks if known, else as given, else 1."""
     shown = {name: degree for name, degree in degrees.items() if degree != 1 or name != "cp"}
     layout = " x ".join(f"{name} {degree}" for name, degree in shown.items())
     size = degrees["tp"] * degrees["pp"] * degrees["cp"]
@@ -252,7 +252,7 @@ def _replicas(given: Arguments, degrees: dict[str, int]) -> int:
 def _chunks(
     given: Arguments, layout: PipelineLayout | None, pp: int
 ) -> tuple[int, tuple[int, ...]]:
-    """vp, and the layers of each chunk (empty where nothing says them)."""
+    """Return vp, and the layers of each chunk (empty for an even split)."""
     if layout is not None:
         vp, rest = divmod(len(layout.chunk_layers), max(pp, 1))
         if rest:
@@ -334,20 +334,20 @@ def _fp8(given: Arguments) -> Fp8Recipe:
             f"--fp8-format {numbers!r} is not known; choose from {', '.join(_FP8_NUMBERS)}"
         )
     recipe = given.text("fp8_recipe", default=Fp8Recipe.DELAYED.value)
-    # A custom recipe (named among what is left out) scales by some rule of its own.
+    # A custom recipe (listed as unmodelled) has an unknown scaling rule.
     return Fp8Recipe.TENSORWISE if recipe == "custom" else decode(Fp8Recipe, recipe)
 
 
 def _attention(given: Arguments) -> Attention:
     backend = given.text("attention_backend", default="auto").rpartition(".")[2]
-    # Without Transformer Engine there is one kind: core's own, with a seq x seq matrix.
+    # Without Transformer Engine there is only core's attention, with a seq x seq matrix.
     if _is_local(given) or backend in ("unfused", "local"):
         return Attention.UNFUSED
     return Attention.FUSED if backend in ("flash", "fused") else Attention.AUTO
 
 
 def _is_local(given: Arguments) -> bool:
-    """True where layers are core's own; Transformer Engine's are Megatron's default."""
+    """Return True if layers are core's own; Megatron's default is Transformer Engine."""
     return given.text("transformer_impl") == "local"
 
 
@@ -366,8 +366,8 @@ def _reduces_in_16_bits(given: Arguments, precision: Precision) -> bool:
 
 
 def _full_batch(given: Arguments, micro_batches: int) -> int:
-    """The samples of a step; of a schedule of sizes, which excludes ``--global-batch-size``, the
-    last size."""
+    """Return the global batch; the last size of a schedule, which excludes ``--global-batch-size``,
+    if there is one."""
     schedule = " ".join(given.words("step_batch_size_schedule")).replace(",", " ").split()
     if schedule:
         return whole("step_batch_size_schedule", schedule[-1].rpartition(":")[2])
@@ -397,7 +397,7 @@ def _cadence(given: Arguments, batch: Batch) -> Cadence:
 
 
 def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) -> int:
-    """Steps of a run that is given in samples (``update_train_iters`` of core 0.16.1)."""
+    """Return the steps of a run given in samples (``update_train_iters`` of core 0.16.1)."""
     if not rampup or rampup[1] < 1 or rampup[0] >= global_batch_size:
         return samples // global_batch_size
     start, increment, until = rampup
@@ -421,8 +421,8 @@ def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -
         unmodelled_names.append("offload_modules")
     is_uniform = given.text("recompute_method") == "uniform"
     if is_uniform and given.number("recompute_num_layers") > 1:
-        # One input for several layers stays, and all of them are there at once when it is their
-        # turn: what is modelled is one layer at a time.
+        # One input is retained for several layers, which are recomputed together; the model
+        # covers one layer at a time.
         unmodelled_names.append("recompute_num_layers")
     if layout is not None and not layout.is_plain:
         unmodelled_names.append("pipeline_model_parallel_layout")

@@ -1,4 +1,4 @@
-"""Names of Megatron's arguments: which the model reads, and how a command line spells them."""
+"""Names of Megatron's arguments: those that are modelled, and their command-line spellings."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from ..records import read_package_json
 from ..workload import CONFIG_SWITCHES, ArgumentValue, is_true
 
 Values: TypeAlias = "dict[str, ArgumentValue]"
-"""Values of arguments by their names in Megatron's namespace."""
+"""Argument values by name in Megatron's namespace."""
 NAMES = read_package_json(__package__, "megatron_names.json")
-"""Word lists of Megatron-LM's arguments, by what is done with them; ``releases`` are those whose
-parsers were read (``benchmarks/option_table.py`` lists what a checkout has beyond).
+"""Lists of Megatron-LM's arguments, by their treatment; ``releases`` are those whose parsers were
+read (``benchmarks/option_table.py`` lists a checkout's further arguments).
 
-``harmless`` ones touch no time (paths, learning rates, logging), or only choose among kernels of
-one operator (fusions, dropout), which the samples of a run show by themselves, or qualify an
-argument that is listed itself (mamba_*, rl_*, fsdp_*).  ``harmless_when_validated`` are in the
-namespace alone: of switches that are spelled otherwise, or added by validation.
+``harmless`` ones do not affect time (paths, learning rates, logging), or only choose among kernels
+of one operator (fusions, dropout), which a run's samples reflect anyway, or qualify an argument
+that is listed itself (mamba_*, rl_*, fsdp_*).  ``harmless_when_validated`` exist only in the
+namespace: switches with another spelling on the command line, or arguments added by validation.
 """
 _DEFAULTS = dict(CONFIG_SWITCHES.values())
-"""Defaults of switches that are fields of ``RunConfig``: modelled, whatever the lists say."""
+"""Defaults of switches that are fields of ``RunConfig``, and therefore modelled."""
 MODELLED = frozenset((*NAMES["modelled"], *_DEFAULTS))
-"""Arguments that ``from_namespace`` reads, by their names in Megatron's namespace."""
+"""Arguments that ``from_namespace`` reads, by name in Megatron's namespace."""
 DERIVED = frozenset(NAMES["derived"])
-"""Names that it reads as well, of validated arguments, of a ``TransformerConfig`` or a launcher."""
+"""Further names that it reads: of validated arguments, ``TransformerConfig`` or a launcher."""
 SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
-"""Settings that are on by default and are left out where they are off."""
+"""Settings that are on by default, and unmodelled if off."""
 SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
     **{name: tuple(target) for name, target in NAMES["spelled"].items()},
     **{f"{no}_{name}": (name, False) for name in SWITCHED_OFF for no in ("no", "disable")},
     **{f"no_{name}": (name, False) for name, is_on in _DEFAULTS.items() if is_on},
 }
-"""Options named otherwise in the namespace: that name, and the value that a switch stands for."""
+"""Options with another name in the namespace: that name, and the value that a switch sets."""
 PARALLEL_SWITCHES: Mapping[str, str] = {
     "is_pipeline_before_data": "use_tp_pp_dp_mapping",
     "is_sequence_parallel": "sequence_parallel",
@@ -55,36 +55,35 @@ EXPERT_SWITCHES: Mapping[str, str] = {
     "overlaps_exchange": "overlap_moe_expert_parallel_comm",
     "delays_weight_gradients": "delay_wgrad_compute",
 }
-"""The same by field of ``Experts``."""
+"""Expert switches that are off by default, by field of ``Experts``."""
 UNMODELLED_SETTINGS: Mapping[str, Sequence[str]] = {
     **{name: () for name in NAMES["left_out"] if name not in MODELLED},
     **NAMES["left_out_unless"],
 }
-"""Settings that touch time or memory and that the model leaves out, with the values beyond
-``_OFF`` that put them out of use."""
+"""Unmodelled settings that affect time or memory, with the values besides ``_OFF`` that disable
+them."""
 UNMODELLED_FACTOR = 2.0
-"""The factor by which an option that is not modelled may change a step, as long as nothing better
-is known."""
+"""Assumed factor by which an unmodelled option may change a step, unless a better one is known."""
 ASIDE = frozenset(NAMES["aside"])
-"""Those of them that log or stand between steps, and deterministic mode, under which most public
-steps of Megatron's own CI ran: named, wider by what they were off, and no reason to say no
-number.  Beside them keys of trainers' files that are no options of training: who runs where, what
-is logged and kept."""
+"""Unmodelled settings that are reported and widen the interval by their measured error, but do not
+prevent an estimate: those for logging or work between steps, and deterministic mode, in which most
+public steps of Megatron's own CI ran.  Also keys of trainers' files that are no training options,
+such as scheduling, logging and checkpoints."""
 HARMLESS = frozenset(NAMES["harmless"]) - MODELLED - SPELLED.keys()
 _HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
-# Words that leave a setting out of use, whoever wrote it: a shell, YAML or Python.
+# Values that disable a setting, as a shell, YAML or Python writes them.
 _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(UNMODELLED_SETTINGS) | set(SWITCHED_OFF)
-# A YAML file may hold a list as the text that a shell would be given.
+# A YAML file may have a list as shell text.
 _BRACKETS = re.compile(r"[\[\],]")
 SWITCHES = frozenset((*NAMES["switches"], *_DEFAULTS))
 TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
-"""Arguments that mean something only together; several spellings of each mean the same."""
+"""Groups of arguments that define one setting together, in several equivalent spellings."""
 GROUPS = (
     *TOGETHER.values(),
     *(frozenset((n,)) for n in NAMES["layout"] if not any(n in g for g in TOGETHER.values())),
 )
-"""All arguments of a layout, with each what means something only beside it."""
+"""All arguments of a layout, in groups that are only meaningful together."""
 LISTS = (
     *("cp_comm_type", "cuda_graph_scope", "offload_modules", "rampup_batch_size"),
     *("recompute_modules", "hierarchical_context_parallel_sizes"),
@@ -94,13 +93,13 @@ LISTS = (
 
 @dataclass(slots=True, kw_only=True)
 class ArgumentTable:
-    """Arguments by their names in the namespace, and those that are not known, in order."""
+    """Arguments by name in the namespace, and unknown ones in order."""
 
     values: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
 
     def put(self, written: str, value: object) -> None:
-        """Take one argument as it was written; ``value`` is True for a switch."""
+        """Add one argument as written; ``value`` is True for a switch."""
         name = written.lstrip("-").replace("-", "_")
         target, constant = SPELLED.get(name, (name, None))
         if constant is not None:
@@ -108,7 +107,7 @@ class ArgumentTable:
                 self.values[target] = constant
         elif target in _READ:
             if target in SWITCHES and str(value).startswith("$"):
-                value = True  # what follows a switch is a variable that holds further options
+                value = True  # a variable after a switch contains further options
             if target in LISTS and isinstance(value, str):
                 value = _BRACKETS.sub(" ", value).split()
             self.values[target] = value
@@ -117,7 +116,7 @@ class ArgumentTable:
 
 
 def read_words(argv: Sequence[str]) -> ArgumentTable:
-    """The options of a command line without its launcher; stray words count as unknown."""
+    """Return the options of a command line without launcher; stray words count as unknown."""
     table = ArgumentTable()
     for option, words in options_of(argv):
         if not option:
@@ -128,10 +127,10 @@ def read_words(argv: Sequence[str]) -> ArgumentTable:
 
 
 def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
-    """Arguments of a parsed YAML or JSON file, by option (``--num-layers``) or by name.
+    """Return the arguments of a parsed YAML or JSON file, by option (``--num-layers``) or by name.
 
-    ``MODEL_ARGS`` of Megatron's own functional tests and the sections ``language_model`` and
-    ``model_parallel`` of its ``--yaml-cfg`` are looked into.
+    ``MODEL_ARGS`` of Megatron's own functional tests, and the sections ``language_model`` and
+    ``model_parallel`` of its ``--yaml-cfg``, are expanded.
     """
     table = ArgumentTable()
     inner = mapping.get("MODEL_ARGS")
@@ -139,8 +138,8 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
         if value is None or (key.startswith("-") and value is False):
             continue
         if str(value) in _OFF and not is_known(key.lstrip("-").replace("-", "_")):
-            continue  # what is not in use is no reason for anything
-        # Functional tests escape what a shell would take for its own.
+            continue  # an unknown setting that is off needs no report
+        # Functional tests escape characters that are special to a shell.
         table.put(key, value.replace("\\", "").strip("'\"") if isinstance(value, str) else value)
     if str(mapping.get("activation_func", "")).lower() == "swiglu":
         table.values["swiglu"] = True
@@ -148,7 +147,7 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
 
 
 def options_of(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each option with the words behind it; words before the first have the option ``""``."""
+    """Yield each option with its words; words before the first have the option ``""``."""
     option, words = "", []
     for word in argv:
         if word.startswith("--") and len(word) > 2:
@@ -163,14 +162,14 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def unmodelled_settings(args: object) -> tuple[str, ...]:
-    """Names of the settings in use that the model leaves out, from an argument namespace."""
+    """Return names of unmodelled settings that are in use, from an argument namespace."""
     words = {name: str(getattr(args, name, None)) for name in UNMODELLED_SETTINGS}
     used = [name for name, word in words.items() if word not in (*_OFF, *UNMODELLED_SETTINGS[name])]
     return (*used, *(name for name in SWITCHED_OFF if getattr(args, name, None) is False))
 
 
 def is_known(name: str) -> bool:
-    """True for a name of Megatron's, with underscores, that is read, left out or harmless."""
+    """Return True for a Megatron name, with underscores, that is read, unmodelled or harmless."""
     return name in _READ or name in SPELLED or _is_harmless(name)
 
 

@@ -1,8 +1,8 @@
-"""What Megatron asks of a layout beyond its degrees: what it refuses, and what else must be said.
+"""Megatron's constraints on layouts beyond degrees: refusals, and further required options.
 
 Rules are those of core_v0.16.1: ``validate_args`` of ``megatron/training/arguments.py``,
 ``TransformerConfig.__post_init__``, ``OptimizerConfig.__post_init__``, the buckets of its DDP and
-its calculator of micro-batches.  ``benchmarks/megatron_accepts.py`` holds them against its code.
+its calculator of micro-batches.  ``benchmarks/megatron_accepts.py`` checks them against its code.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .megatron_options import Values
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
 VARIABLES = (CONNECTIONS, OFFLOAD)
-"""Of the environment what Megatron's rules ask for."""
-# What a driver takes where nothing is said (CUDA programming guide, environment variables).
+"""Environment variables in Megatron's rules."""
+# The driver's default (CUDA programming guide, environment variables).
 _DEFAULT_CONNECTIONS = "8"
 _BLACKWELL_NAMES = ("B200", "B300", "GB200", "GB300", "B100", "RTX PRO")
-"""Names of devices from Blackwell on, whose queues keep their order by themselves."""
+"""Names of devices from Blackwell on, whose queues preserve order without the variable."""
 
 
 def refusals(config: RunConfig) -> tuple[str, ...]:
-    """Why Megatron would not train in this layout, one clause each; empty where it would.
+    """Return the reasons why Megatron refuses this layout, one clause each; empty if it accepts it.
 
     >>> from ..workload import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -51,10 +51,10 @@ def refusals(config: RunConfig) -> tuple[str, ...]:
 
 
 def required_values(config: RunConfig, given: Mapping[str, object]) -> Values:
-    """What must be said with the options of this layout, by names in the namespace.
+    """Return further values that this layout requires, by name in the namespace.
 
-    ``given`` is what the command says and will still say; only what differs from it, or from
-    Megatron's defaults, is here.
+    ``given`` are the values that stay on the command line; only differences from these, or from
+    Megatron's defaults, are returned.
     """
     values: Values = {}
     is_torch = _is_fsdp2(config) or "use_torch_fsdp2" in given
@@ -62,7 +62,7 @@ def required_values(config: RunConfig, given: Mapping[str, object]) -> Values:
     wanted = _checkpoint_form(config, form, is_torch=is_torch)
     if wanted != form:
         values["ckpt_format"] = wanted
-    # A run that goes already knows better; only what it says itself is said again.
+    # A running FSDP2 job already has a valid setting; only restate it if it was given.
     can_restate_fusion = "use_torch_fsdp2" not in given or "gradient_accumulation_fusion" in given
     if is_torch and can_restate_fusion and config.fuses_gradient_accumulation:
         values["gradient_accumulation_fusion"] = False
@@ -77,16 +77,16 @@ def required_values(config: RunConfig, given: Mapping[str, object]) -> Values:
 
 
 def misplaced(config: RunConfig, given: Mapping[str, object]) -> frozenset[str]:
-    """Names of what a command says that Megatron takes in other layouts than this one."""
+    """Return the given names that Megatron accepts only in other layouts than this one."""
     return frozenset(n for n in given if n in _ONLY_WHERE and not _ONLY_WHERE[n](config))
 
 
 def environment(config: RunConfig, seen: Mapping[str, str]) -> dict[str, str]:
-    """Variables that the layout's processes must have, with their values.
+    """Return the variables that the layout's processes need, with their values.
 
-    ``seen`` is what the running layout's have; what is right among ``VARIABLES`` stays.  Where
-    tp or cp split layers, messages and products take turns in one queue (not under FSDP, and from
-    Blackwell on Megatron does not ask for it).
+    ``seen`` are those of the running layout; correct values of ``VARIABLES`` stay.  If tp or cp
+    split layers, messages and matrix products share one queue (not with FSDP; Megatron does not
+    require it from Blackwell on).
     """
     par, variables = config.parallelism, dict(seen)
     is_split = par.tp > 1 or par.cp > 1
@@ -102,7 +102,7 @@ def environment(config: RunConfig, seen: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_fsdp(config: RunConfig) -> bool:
-    """True where gradients or weights are sharded too, by Megatron's FSDP or PyTorch's."""
+    """Return True if gradients or weights are sharded too, by Megatron's FSDP or PyTorch's."""
     return config.parallelism.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
 
 
@@ -112,7 +112,7 @@ def _is_fsdp2(config: RunConfig) -> bool:
 
 
 def _checkpoint_form(config: RunConfig, given: str, *, is_torch: bool) -> str:
-    """``--ckpt-format``, the given one where the layout takes it."""
+    """Return the ``--ckpt-format``: the given one if the layout accepts it."""
     if is_torch:
         is_taken = given == "torch_dcp" and config.parallelism.tp == 1
         return given if is_taken else "torch_dist"
@@ -252,7 +252,7 @@ def _of_exchange_overlap(config: RunConfig) -> Iterator[str]:
 
 
 def _of_ends(config: RunConfig) -> Iterator[str]:
-    """Rules of ``TransformerConfig`` for layers in bf16 in an fp8 model and for late gradients."""
+    """Yield refusals of ``TransformerConfig`` for bf16 layers in fp8 models and late gradients."""
     if any(config.wide_layers) and config.fp8 is Fp8Recipe.DELAYED:
         yield "--first-last-layers-bf16 excludes --fp8-recipe delayed; choose another recipe"
     most = config.model.num_layers // config.parallelism.pp
@@ -276,7 +276,7 @@ def _of_kernels(config: RunConfig) -> Iterator[str]:
             f"{', '.join(sorted(OFFLOADED_MODULES))}"
         )
     if "attn_proj" in config.offload_modules and "core_attn" not in config.offload_modules:
-        yield "--offload-modules attn_proj needs core_attn beside it; add core_attn or leave it out"
+        yield "--offload-modules attn_proj needs core_attn as well; add core_attn or leave it out"
     if not config.uses_cuda_graphs:
         return
     if config.recompute is Recompute.FULL and not config.is_step_replayed:
@@ -307,4 +307,4 @@ _ONLY_WHERE: Mapping[str, Callable[[RunConfig], bool]] = {
         config.keeps_fp8_params and config.parallelism.overlaps_param_gather and not is_fsdp(config)
     ),
 }
-"""Options that Megatron takes in some layouts alone."""
+"""Options that Megatron accepts only in some layouts, with the condition."""

@@ -1,10 +1,9 @@
 """``RunConfig`` as values of Megatron's arguments: the inverse of ``from_namespace``.
 
-What is sharded over data parallelism and how wide optimizer states are, by Megatron's arguments.
-
+Sharding over replicas and the width of optimizer states are converted here in both directions.
 Rules are those of core_v0.16.1: ``--use-megatron-fsdp`` (earlier ``--use-custom-fsdp``) with
-``--data-parallel-sharding-strategy``, or ``--use-torch-fsdp2``, which shards everything, overlaps
-by itself and takes no distributed optimizer beside it.
+``--data-parallel-sharding-strategy``, or ``--use-torch-fsdp2``, which shards everything, always
+overlaps and excludes a distributed optimizer.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ _DTYPE_NBYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "
 _DTYPE_NBYTES |= {"fp8": 1, "uint8": 1}
 _TORCH_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 AS_ELSEWHERE = "auto"
-"""The word for a width of FSDP's gradients that is not set."""
+"""Value for an unset type of FSDP's gradients."""
 
 
 def with_sharding(par: Parallelism, given: Arguments) -> Parallelism:
-    """The layout with what FSDP sets; as it is where that is not in use."""
+    """Return the layout with FSDP's settings; unchanged if FSDP is off."""
     if given.is_on("use_torch_fsdp2"):
         return replace(
             par,
@@ -73,7 +72,7 @@ def with_sharding(par: Parallelism, given: Arguments) -> Parallelism:
 
 
 def fsdp_dtypes(given: Arguments) -> tuple[str, str]:
-    """In what Megatron's FSDP keeps gradients and in what it reduces them (core 0.18 and later):
+    """Return the types in which Megatron's FSDP stores and reduces gradients (core 0.18 and later):
     ``fp32``, ``bf16``, ``fp16`` or ``AS_ELSEWHERE``."""
     if not given.is_on(*_FSDP):
         return AS_ELSEWHERE, AS_ELSEWHERE
@@ -84,7 +83,7 @@ def fsdp_dtypes(given: Arguments) -> tuple[str, str]:
 
 
 def sharding_values(par: Parallelism) -> Values:
-    """The arguments that ``with_sharding`` reads back; empty up to the distributed optimizer."""
+    """Return the arguments that ``with_sharding`` reads; empty up to the distributed optimizer."""
     names = {sharding: name for name, sharding in _STRATEGIES.items()}
     if par.sharded in (Sharding.NONE, Sharding.OPTIMIZER):
         return {}
@@ -94,10 +93,10 @@ def sharding_values(par: Parallelism) -> Values:
 
 
 def with_states(config: RunConfig, given: Arguments) -> RunConfig:
-    """The run with the size of its optimizer's states, and the share that the host holds.
+    """Return the run with the size of its optimizer states, and the share offloaded to the host.
 
-    Beside parameters in bf16 the precision-aware optimizer keeps of the fp32 ones only the 16 bits
-    that they lack (``store_param_remainders``).
+    With parameters in bf16, the precision-aware optimizer stores only the remaining 16 bits of the
+    fp32 ones (``store_param_remainders``).
     """
     if given.is_on("use_precision_aware_optimizer"):
         weights, *moments = (_nbytes(given, name) for name in _STATE_DTYPES)
@@ -116,8 +115,8 @@ def with_states(config: RunConfig, given: Arguments) -> RunConfig:
 
 
 def optimizer_values(config: RunConfig) -> Values:
-    """The arguments of states of a width of their own, or the host's, as ``with_states`` reads
-    them."""
+    """Return the arguments for optimizer states of other widths or on the host, as ``with_states``
+    reads them."""
     values: Values = {}
     if config.optimizer_offload_frac:
         values = {
@@ -127,7 +126,7 @@ def optimizer_values(config: RunConfig) -> Values:
         }
     if not config.optimizer_state_nbytes:
         return values
-    # Of the pairs that give the sum the widest first moment: which one is which costs nothing.
+    # Several pairs may give the sum; take the widest first moment, as the order has no cost.
     weights = 2 if config.precision is Precision.BF16 else 4
     first, second = _moments(config.optimizer_state_nbytes - weights)
     return {
@@ -159,7 +158,7 @@ _SIZES = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"),
     *("kv_channels", "seq_length"),
 )
-"""Of a model, by the name that they have in both."""
+"""Sizes of ``ModelShape`` that have Megatron's names."""
 _OPTIONS = {
     target: (name, constant)
     for name, (target, constant) in SPELLED.items()
@@ -168,7 +167,7 @@ _OPTIONS = {
 
 
 def layout_values(config: RunConfig) -> Values:
-    """What differs between layouts, by names in the namespace; defaults are left out but sizes."""
+    """Return a layout's values, by name in the namespace; defaults are omitted, except sizes."""
     par = config.parallelism
     values: Values = {
         "tensor_model_parallel_size": par.tp,
@@ -177,7 +176,7 @@ def layout_values(config: RunConfig) -> Values:
         "global_batch_size": config.cadence.full_batch_size or config.batch.global_batch_size,
     }
     if config.cadence.step_batch_size_schedule:
-        del values["global_batch_size"]  # Megatron takes one of the two
+        del values["global_batch_size"]  # Megatron accepts only one of the two
     optional = {
         "context_parallel_size": par.cp if par.cp > 1 else 0,
         **_context_values(par),
@@ -219,7 +218,7 @@ def layout_values(config: RunConfig) -> Values:
 
 
 def model_values(config: RunConfig) -> Values:
-    """Model, precision, attention and cadence, by names in the namespace."""
+    """Return values of model, precision, attention and cadence, by name in the namespace."""
     model, cadence = config.model, config.cadence
     is_grouped = model.num_query_groups != model.num_attention_heads
     values: Values = {
@@ -250,7 +249,7 @@ def model_values(config: RunConfig) -> Values:
     }
     values.update((name, value) for name, value in optional.items() if value)
     if not config.fuses_norms and config.attention is Attention.UNFUSED:
-        # Both are so in Megatron's own layers alone.
+        # Only Megatron's own layers have both.
         values["transformer_impl"] = "local"
     if not model.has_bias:
         values["add_bias_linear"] = False
@@ -266,7 +265,7 @@ def model_values(config: RunConfig) -> Values:
 
 
 def as_options(values: Values) -> Iterator[tuple[str, list[str]]]:
-    """Each value as its option and the words behind it; a switch has none."""
+    """Yield each value as its option and the words after it; a switch has none."""
     for target, value in values.items():
         name, constant = _OPTIONS.get(target, (target, None))
         option = "--" + name.replace("_", "-")
@@ -277,7 +276,7 @@ def as_options(values: Values) -> Iterator[tuple[str, list[str]]]:
 
 
 def as_given(config: RunConfig, values: Values) -> RunConfig:
-    """The config with the options of its description that ours would say in other words."""
+    """Return the config with those given options that ours would spell differently."""
     ours, words = layout_values(config), []
     for group in GROUPS:
         canonical = {name: value for name, value in ours.items() if name in group}
@@ -288,7 +287,7 @@ def as_given(config: RunConfig, values: Values) -> RunConfig:
 
 
 def _graph_values(config: RunConfig) -> Values:
-    """Modules are replayed by Transformer Engine's graphs, whole layers and steps by Megatron's."""
+    """Return CUDA graph values: Transformer Engine's for modules, else Megatron's own."""
     if not config.uses_cuda_graphs:
         return {}
     is_cut = bool(config.cuda_graph_scope) and not config.is_step_replayed
@@ -297,7 +296,7 @@ def _graph_values(config: RunConfig) -> Values:
 
 
 def _switches(config: RunConfig, *, is_layout: bool) -> Values:
-    """Returns the switches of a config that are not at their defaults, layouts' or all others."""
+    """Return the switches that are not at their defaults: those of layouts, or all others."""
     both = ((option, getattr(config, n), usual) for n, (option, usual) in CONFIG_SWITCHES.items())
     return {
         option: value
@@ -307,7 +306,7 @@ def _switches(config: RunConfig, *, is_layout: bool) -> Values:
 
 
 def _has_option(target: str, value: object) -> bool:
-    """False for what has no option: nothing, a switch at its default, an object of a library."""
+    """Return False for values without an option: None, a default switch, an object of a library."""
     constant = _OPTIONS.get(target, (target, None))[1]
     if isinstance(value, bool) or constant is not None or target in SWITCHES:
         return value is (constant is not False)

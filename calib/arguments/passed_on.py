@@ -1,8 +1,8 @@
-"""What of a command line may be kept: names of options, and values where we know what they are.
+"""Masking of secrets in command lines: option names stay, and values only of known options.
 
 Files, tables and logs outlive a run and are read by others, and an argument may be a password.  So
-a value stays only where its option is Megatron's, the Hugging Face trainer's, a launcher's or ours;
-every other one is ``***``, and so are passwords in addresses and words such as ``API_KEY=...``.
+a value stays only if its option is Megatron's, the Hugging Face trainer's, a launcher's or ours;
+every other one becomes ``***``, as do passwords in addresses and words such as ``API_KEY=...``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .megatron_command import split_launcher
 from .megatron_options import is_known
 
 MASK = "***"
-"""In place of a value that is not kept."""
+"""Replacement for a value that is not stored."""
 _NAMES = read_package_json(__package__, "kept_names.json")
 _KNOWN = frozenset((*_NAMES["trainer"], *_NAMES["launcher"], *_NAMES["batches"]))
-"""Of the trainer, of launchers, and what loops of one's own usually call their batch."""
+"""Options of the trainer and of launchers, and usual batch options of custom loops."""
 _MANY = frozenset(_NAMES["many"])
-"""Options with more than one word behind them."""
+"""Options with more than one value."""
 _STARTERS = frozenset(_NAMES["starters"])
 _SCRIPTS = (".py", ".sh", ".sbatch")
 _SECRET = r"key|token|secret|passw|passphrase|pwd|credential|auth"
 _HAS_SECRET_NAME = re.compile(_SECRET)
-# What is longer than one letter behind one dash may be a value glued to it (-pSECRET).
+# More than one letter after a single dash may include a value (-pSECRET).
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w.-]*|--")
 _ASSIGNED = re.compile(r"(\+{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;&]+)"
@@ -40,9 +40,9 @@ _ENTRY_IN_TEXT = re.compile(
 
 
 def masked_arguments(argv: Sequence[str]) -> tuple[str, ...]:
-    """The words of a program and its arguments, ``***`` in place of what is not kept.
+    """Return the words of a program and its arguments, with ``***`` for all that may be secret.
 
-    As many words come out as go in, so that places stay what they are; once masked stays as it is.
+    The number of words stays, so that positions are the same; masking again changes nothing.
 
     >>> masked_arguments(["t.py", "--lr", "1", "--hub-token", "abc", "--vault=def", "ghi"])
     ('t.py', '--lr', '1', '--hub-token', '***', '--vault=***', '***')
@@ -51,7 +51,7 @@ def masked_arguments(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def masked_command(command: Sequence[str]) -> tuple[str, ...]:
-    """The same for a whole command line, a launcher such as torchrun in front.
+    """Mask a complete command line, including a launcher such as torchrun.
 
     >>> masked_command(["env", "HF_TOKEN=abc", "torchrun", "--nnodes", "2", "t.py", "--pin", "1"])
     ('env', 'HF_TOKEN=***', 'torchrun', '--nnodes', '2', 't.py', '--pin', '***')
@@ -66,12 +66,12 @@ def masked_command(command: Sequence[str]) -> tuple[str, ...]:
     return (*front, *_masked_words(command[place:]))
 
 
-def restored(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...]:
-    """A masked command line with the values that ``host_argv`` has; empty where one is missing.
+def unmask_arguments(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a masked command line with the values of ``host_argv``; empty if one is missing.
 
-    Each masked word is looked for behind the same option, in order.
+    Values of the same option are taken in order.
 
-    >>> restored(["t.py", "--pin", "***", "--tp", "2"], ["t.py", "--pin", "12"])
+    >>> unmask_arguments(["t.py", "--pin", "***", "--tp", "2"], ["t.py", "--pin", "12"])
     ('t.py', '--pin', '12', '--tp', '2')
     """
     values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
@@ -84,7 +84,7 @@ def restored(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...
         if MASK not in word:
             out.append(word)
             continue
-        # A command that goes on loads what the one before saved.
+        # A resumed command loads the checkpoint that the previous one saved.
         original_values = (
             values[option, word] or values["--save" if option == "--load" else option, word]
         )
@@ -95,7 +95,7 @@ def restored(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...
 
 
 def is_secret_name(name: str) -> bool:
-    """True for names of options, variables and keys whose value is likely a secret.
+    """Return True for names of options, variables and keys whose value is likely a secret.
 
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "--api-key", "tokenizer_type", "lr")]
     [True, True, False, False]
@@ -107,7 +107,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def masked_text(text: str) -> str:
-    """The text without passwords in addresses and without values of what is named as a secret.
+    """Mask passwords in addresses, and values whose name suggests a secret.
 
     >>> masked_text("no answer from https://me:abc@host/x?api_key=def with --hub-token ghi")
     'no answer from https://***@host/x?api_key=*** with --hub-token ***'
@@ -125,7 +125,7 @@ def _masked_match(match: re.Match[str]) -> str:
 
 
 def _masked_words(words: Sequence[str]) -> Iterator[str]:
-    """The words of options and their values; those that belong to none are not kept."""
+    """Yield options and their values, masked; words that belong to no option are masked too."""
     option, num_remaining = "", 0
     for word in words:
         name, equals, value = word.partition("=")
@@ -150,7 +150,7 @@ def _masked_words(words: Sequence[str]) -> Iterator[str]:
 
 
 def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each word with the option that it stands behind."""
+    """Yield each word with the option before it."""
     option = ""
     for word in words:
         if _is_option(word):
@@ -159,7 +159,7 @@ def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_option(word: str) -> bool:
-    """False for negative numbers, which are values."""
+    """Return True for an option; negative numbers are values."""
     return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and word[1] != "."
 
 
@@ -169,7 +169,7 @@ def _is_public_option(option: str) -> bool:
     name = option[2:].replace("-", "_")
     if name.partition("_")[0] in ("calibrate", "forerun"):
         return not is_secret_name(name)
-    # Paths of settings (``--training.local_batch_size``) are known by their end.
+    # Dotted paths (``--training.local_batch_size``) are recognized by their last part.
     end = name.rpartition(".")[2]
     return is_known(end) or end in _KNOWN
 

@@ -1,9 +1,9 @@
-"""Commands of a shell script, as far as its text says them: nothing is run.
+"""Commands of a shell script, by static analysis: nothing is executed.
 
 Assignments, arrays, quotes, plain expansions (``$A``, ``${A}``, ``${A:-word}``, ``${A[@]}``,
-``$((A * 2))``) and branches are followed in order, a branch where the words of its condition settle
-it.  What only a run can say (a command's output, another branch, a loop) stays in the text as it is
-written.
+``$((A * 2))``) and branches are evaluated in order, a branch if its condition can be decided from
+the text.  Whatever only execution can determine (a command's output, another branch, a loop) stays
+as written.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|#")
 _ASSIGNED = re.compile(r"((?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
 _DIRECTIVE = re.compile(r"^#(?:SBATCH|PBS|FLUX:)\s+(--?[\w-]+)[= ]?(\S*)")
 _LOOPS = {"while": False, "until": True}
-"""Loops that their condition, settled so, leaves without a first pass."""
+"""Loops, with the value of the condition that skips them entirely."""
 _OPENS, _CLOSES = ("for", "case", "select"), ("fi", "done", "esac", "}")
 _ALONE = ("then", "do", "else", "{")
-"""Words behind which a command begins without a separator."""
+"""Words after which a command begins without a separator."""
 _SEPARATORS = (";", "|", "&", "\n")
 _SLURM = {
     "--nodes": "SLURM_NNODES", "-N": "SLURM_NNODES", "--ntasks": "SLURM_NTASKS",
@@ -49,16 +49,16 @@ _NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
 }  # fmt: skip
 _EQUAL, _OTHER = ("=", "=="), "!="
 _UNSETTLED = frozenset("$`*?[\\")
-"""Characters of an expansion that only a run can do, or of a pattern."""
+"""Characters of patterns, and of expansions that only execution can resolve."""
 _BRACKETS = {"[": "]", "[[": "]]"}
 
 
 def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
-    """The words of each command in order, outside of loops and of branches that may not be taken.
+    """Return the words of each command in order, outside loops and branches that may be skipped.
 
-    ``variables`` are set before, the script's arguments by their number.  In front of a command
-    stand the variables of libraries (``variables.is_of_library``) that the script has set for it or
-    exported.  Raises ``ConfigError`` for a text without an end to its quotes.
+    ``variables`` are set beforehand, the script's arguments by their number.  Variables of
+    libraries (``launchers.is_of_library``) that the script sets for a command or exports precede
+    it.  Raise ``ConfigError`` for an unterminated quote or array, or a script over 1 MiB.
 
     >>> commands('N=4\\nARGS=(--lr 1 "$N")\\ntorchrun --nnodes $N t.py "${ARGS[@]}" --out $D')
     [('torchrun', '--nnodes', '4', 't.py', '--lr', '1', '4', '--out', '$D')]
@@ -74,7 +74,7 @@ def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tupl
 
 
 def of_options(words: Sequence[str]) -> dict[str, str]:
-    """The variables that Slurm sets from the options of ``sbatch`` or of its directives.
+    """Return the variables that Slurm sets from options of ``sbatch`` or its directives.
 
     >>> of_options(["--nodes=4", "-n", "32", "--gpus-per-node=a100:8"])["SLURM_GPUS_PER_NODE"]
     '8'
@@ -95,15 +95,15 @@ def _of_directives(text: str) -> dict[str, Value]:
 
 
 class _Branch(enum.Enum):
-    """How it stands with what is read."""
+    """State of a branch while the script is read."""
 
     TAKEN = "taken"
     NOT_YET = "not yet"
-    """Neither this branch nor one before it."""
+    """Neither this branch nor an earlier one is taken."""
     OVER = "over"
-    """One before it was."""
+    """An earlier branch was taken."""
     UNSETTLED = "unsettled"
-    """Only a run can say."""
+    """Only execution can tell."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -114,16 +114,16 @@ class _Reader:
     branches: list[_Branch] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     sign: str = "\n"
-    """The separator behind the last command."""
+    """The separator after the last command."""
     guard: bool | None = True
-    """True where ``&&`` or ``||`` lets the next command run; None: only a run can say."""
+    """True if ``&&`` or ``||`` lets the next command run; None if only execution can tell."""
     status: bool | None = True
-    """True where the last command that has run of such a list has succeeded."""
+    """True if the last command that ran in such a list succeeded; None if unknown."""
     front: dict[str, str] = field(default_factory=dict)
-    """Variables that are set in front of the command."""
+    """Variables set in front of the command."""
     exported: dict[str, str] = field(default_factory=dict)
     is_export: bool = False
-    """True where the assignments of the command are for all that follow."""
+    """True if the command's assignments apply to all later commands."""
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         while self.place < len(self.text):
@@ -147,7 +147,7 @@ class _Reader:
             self._let_next(words)
 
     def _let_next(self, words: Sequence[str]) -> None:
-        """Note whether ``&&`` or ``||`` behind a command lets the next one run."""
+        """Record if ``&&`` or ``||`` after a command lets the next one run."""
         if words and self.guard is not False:
             outcome = holds(words)
             self.status = outcome if self.guard or outcome == self.status else None
@@ -158,7 +158,7 @@ class _Reader:
             self.guard = None if self.status is None else self.status == is_and
 
     def _choose(self, words: Sequence[str], *, is_first: bool) -> None:
-        """Begin a branch whose condition starts with these words."""
+        """Enter a branch whose condition starts with these words."""
         condition = self._condition(words, "then")
         chosen = {True: _Branch.TAKEN, False: _Branch.NOT_YET, None: _Branch.UNSETTLED}[condition]
         if is_first:
@@ -168,7 +168,7 @@ class _Reader:
             self.branches[-1] = chosen if is_open else _closed(self.branches[-1])
 
     def _condition(self, words: Sequence[str], end: str) -> bool | None:
-        """The value of a list of conditions up to the word ``end``."""
+        """Return the value of a list of conditions up to the word ``end``."""
         conditions, sign = [("", holds(words))], self.sign
         while self.place < len(self.text):
             self._line()
@@ -181,7 +181,7 @@ class _Reader:
         return joined(conditions)
 
     def _is_taken(self, *, is_read: bool) -> bool:
-        """True where what is read surely runs, or with ``is_read`` may, but for branches."""
+        """Return True if a command runs; with ``is_read``, also if its guard is unknown."""
         is_inside = all(branch is _Branch.TAKEN for branch in self.branches)
         return is_inside and (self.guard is not False if is_read else self.guard is True)
 
@@ -190,7 +190,7 @@ class _Reader:
         return self.guard is False or any(branch in skipped for branch in self.branches)
 
     def _front(self, words: Sequence[str]) -> list[str]:
-        """Variables of libraries that a command has, as words; exports are kept for the next."""
+        """Return a command's variables of libraries, as words; store exports for later commands."""
         if words[:1] == ("export",):
             self.front = {n: "".join(self.known[n]) for n in words[1:] if n in self.known}
         if words[:1] == ("unset",):
@@ -205,7 +205,7 @@ class _Reader:
         return [f"{name}={value}" for name, value in (self.exported | library_variables).items()]
 
     def _line(self) -> None:
-        """Words up to the end of one command; assignments in front of it are taken."""
+        """Read words up to the end of one command, and assignments in front of it."""
         while self.place < len(self.text):
             char = self.text[self.place]
             if char in _SEPARATORS:
@@ -217,7 +217,7 @@ class _Reader:
                     self.sign = sign
                     return
                 self._front(())
-                if sign == ";":  # behind an assignment
+                if sign == ";":  # after an assignment
                     self.guard = True
             elif char in " \t\r" or self.text.startswith("\\\n", self.place):
                 self.place += 2 if char == "\\" else 1
@@ -244,7 +244,7 @@ class _Reader:
             value = ("".join(before) + " ".join(self._word(" \t\r\n;|&", is_split=False)),)
         if self._is_passed_over():
             return
-        # A branch may not be taken: what it sets is not known.
+        # The branch may be skipped, so its assignments are unknown.
         self.known[name] = value if self._is_taken(is_read=False) else (f"${name}",)
         self.front[name] = "".join(value)
 
@@ -264,7 +264,7 @@ class _Reader:
         raise ConfigError("an array of the script has no end; correct it")
 
     def _word(self, ends: str, *, is_split: bool = True) -> list[str]:
-        """One word, or those that an expansion outside of quotes makes of it."""
+        """Return one word, or several by an unquoted expansion."""
         parts, quote = [""], ""
         while self.place < len(self.text):
             char = self.text[self.place]
@@ -304,7 +304,7 @@ class _Reader:
             parts += pieces[1:]
 
     def _expansion(self) -> tuple[str, Value | None]:
-        """The text of an expansion, and what it stands for; None where only a run can say."""
+        """Return the text of an expansion and its value; None if only execution can tell."""
         begin = self.place
         if self.text.startswith("$((", begin):
             end = self.text.find("))", begin)
@@ -353,12 +353,12 @@ def _otherwise(branch: _Branch) -> _Branch:
 
 
 def _closed(branch: _Branch) -> _Branch:
-    """The state of the branch behind this one."""
+    """Return the state of the branch after this one."""
     return _Branch.OVER if branch is _Branch.TAKEN else branch
 
 
 def _closing(text: str, begin: int) -> int:
-    """Behind the end of a command whose output is meant."""
+    """Return the index after the end of a command substitution."""
     if text[begin] == "`":
         end = text.find("`", begin + 1)
         return end + 1 if end >= 0 else len(text)
@@ -379,9 +379,9 @@ def _computed(node: ast.expr) -> int:
 
 
 def holds(words: Sequence[str]) -> bool | None:
-    """Return True where a command succeeds, None where only a run can say.
+    """Return True if a command succeeds, None if only execution can tell.
 
-    Empty words are not among ``words``, as the reader of scripts leaves them out.
+    ``words`` contains no empty words, since the reader of scripts drops them.
 
     >>> [holds(text.split()) for text in ("[[ a == a ]]", "[ 8 -gt 9 ]", "[ -z ]", "[ $X = 1 ]")]
     [True, False, True, None]
@@ -415,7 +415,7 @@ def _settled(words: list[str]) -> bool | None:
 
 
 def joined(conditions: Sequence[tuple[str, bool | None]]) -> bool | None:
-    """Return the value of a list of conditions, each with its ``&&`` or ``||``, from the left.
+    """Return the value of a list of conditions, each with its ``&&`` or ``||``, left to right.
 
     >>> joined([("", None), ("||", True)]), joined([("", False), ("&&", None), ("||", None)])
     (True, None)

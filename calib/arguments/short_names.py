@@ -1,7 +1,7 @@
-"""Short names of what a layout is made of, as ``--tp 4``: one table for every verb.
+"""Short option names for the axes of a layout, such as ``--tp 4``, shared by all commands.
 
-Each stands for Megatron's own options, is read back from a ``RunConfig``, and names an axis of
-``Keep``.
+Each stands for Megatron's own options, can be read back from a ``RunConfig``, and names an axis of
+``LayoutConstraint``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .megatron_namespace import RECOMPUTE_MODULES
 from .megatron_options import options_of
 
 AxisValue: TypeAlias = "int | str"
-"""A degree or a size, or one of the words that an axis takes."""
+"""A degree, a size, or one of an axis's words."""
 
 _SHARDINGS: Mapping[Sharding, tuple[str, ...]] = {
     Sharding.NONE: ("0", "zero0", "ddp"),
@@ -25,7 +25,7 @@ _SHARDINGS: Mapping[Sharding, tuple[str, ...]] = {
     Sharding.GRADS: ("2", "zero2"),
     Sharding.WEIGHTS: ("3", "zero3", "fsdp"),
 }
-"""What else each is called: by the stages of ZeRO, and by PyTorch's names."""
+"""Other names: ZeRO stages, and PyTorch's names."""
 _FSDP_STRATEGIES = {Sharding.GRADS: "optim_grads", Sharding.WEIGHTS: "optim_grads_params"}
 _INSTANCES = "--num-distributed-optimizer-instances"
 _ON, _OFF = ("on", "true", "1"), ("off", "false", "0")
@@ -33,28 +33,28 @@ _ON, _OFF = ("on", "true", "1"), ("off", "false", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutName:
-    """One axis of a layout: how it is written, read, and put in Megatron's options."""
+    """One axis of a layout: its names, parser, and conversion to Megatron's options."""
 
     name: str
     metavar: str
     help: str
     read: Callable[[RunConfig], AxisValue]
-    """Its value in a layout, as ``parse`` gives it."""
+    """Function that returns the axis's value in a layout, in the form of ``parse``."""
     parse: Callable[[str], AxisValue]
-    """The value of a word; ``ConfigError`` where it is none."""
+    """Function that returns the value of a word, or raises ``ConfigError``."""
     options: Callable[[AxisValue], tuple[str, ...]]
-    """Megatron's options that give a value."""
+    """Function that returns Megatron's options that set a value."""
     others: tuple[str, ...] = ()
     """Other spellings of the name."""
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """As on a command line: ``--vpp``, ``--vp``."""
+        """Spellings on a command line, such as ``--vpp`` and ``--vp``."""
         return tuple(f"--{name}" for name in (self.name, *self.others))
 
 
 def expand(argv: Sequence[str]) -> list[str]:
-    """Options with Megatron's names in place of short ones; all others as they are.
+    """Replace short options by Megatron's; all others stay as they are.
 
     >>> expand(["--tp=2", "--recompute", "mlp+core_attn", "--swiglu"])[:3]
     ['--tensor-model-parallel-size', '2', '--recompute-granularity']
@@ -63,7 +63,7 @@ def expand(argv: Sequence[str]) -> list[str]:
 
 
 def layout_name(word: str) -> LayoutName:
-    """The axis of a name; ``ConfigError`` with the nearest ones where it is not known.
+    """Return the axis of a name; raise ``ConfigError`` with the nearest names if unknown.
 
     >>> layout_name("zero").name
     'sharding'
@@ -117,7 +117,7 @@ def _recompute_word(config: RunConfig) -> str:
 
 
 def _parse_recompute(word: str) -> str:
-    """``none``, ``selective`` (``core_attn``), ``full``, or modules in the order of the alphabet.
+    """Return ``none``, ``selective`` (``core_attn``), ``full``, or modules in alphabetical order.
 
     >>> _parse_recompute("mlp+core_attn"), _parse_recompute("core_attn")
     ('core_attn+mlp', 'selective')
@@ -137,7 +137,7 @@ def _parse_recompute(word: str) -> str:
 def _recompute_options(value: AxisValue) -> tuple[str, ...]:
     word = str(value)
     if word == Recompute.FULL.value:
-        # Megatron takes no full recompute without a method; layers of one each are all of them.
+        # Megatron requires a method for full recompute; uniform blocks of one layer cover them all.
         method = ("--recompute-method", "uniform", "--recompute-num-layers", "1")
         return ("--recompute-granularity", word, *method)
     if word in (Recompute.NONE.value, Recompute.SELECTIVE.value):
@@ -148,7 +148,7 @@ def _recompute_options(value: AxisValue) -> tuple[str, ...]:
 
 
 def _parse_sharding(word: str) -> str:
-    """What is sharded, by any of its names.
+    """Return the sharding with this name or alias.
 
     >>> _parse_sharding("fsdp"), _parse_sharding("1"), _parse_sharding("none")
     ('weights', 'optimizer', 'none')
@@ -172,7 +172,7 @@ def _sharding_options(value: AxisValue) -> tuple[str, ...]:
     plain = ("--no-use-megatron-fsdp", "--no-use-custom-fsdp", "--no-use-torch-fsdp2")
     if sharding is Sharding.OPTIMIZER:
         return (*plain, "--use-distributed-optimizer")
-    # Megatron gathers parameters beside the pass only where the optimizer is distributed.
+    # Megatron overlaps the parameter gather only with a distributed optimizer.
     return (*plain, "--no-use-distributed-optimizer", "--no-overlap-param-gather")
 
 
@@ -242,14 +242,14 @@ LAYOUT_NAMES: tuple[LayoutName, ...] = (
             "copies of what is sharded",
             lambda c: c.parallelism.num_optimizer_instances,
         ),
-        # Megatron has copies of a distributed optimizer alone.
+        # Megatron has instances only of a distributed optimizer.
         options=lambda value: (
             *(_INSTANCES, str(value)),
             *(("--use-distributed-optimizer",) if value != 1 else ()),
         ),
     ),
 )
-"""Every axis, in the order of help."""
+"""All axes, in help order."""
 _BY_NAME: Mapping[str, LayoutName] = {
     name: axis for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)
 }
@@ -260,7 +260,7 @@ _ANY = "|"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisConstraint:
-    """One axis, by its name in ``LAYOUT_NAMES``, and the values that it may have."""
+    """One axis, by its name in ``LAYOUT_NAMES``, and its allowed values."""
 
     name: str
     values: tuple[AxisValue, ...]
@@ -270,18 +270,18 @@ class AxisConstraint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Layouts that have, on every axis that is named, one of the values given for it.
+class LayoutConstraint:
+    """Constraint that every named axis has one of the values given for it.
 
-    >>> Keep.parse("tp=8,pp=1|2")
-    Keep(axes=(AxisConstraint(name='tp', values=(8,)), AxisConstraint(name='pp', values=(1, 2))))
+    >>> LayoutConstraint.parse("tp=8,pp=1|2").axes[1]
+    AxisConstraint(name='pp', values=(1, 2))
     """
 
     axes: tuple[AxisConstraint, ...] = ()
 
     @staticmethod
-    def parse(text: str) -> Keep:
-        """The meaning of ``NAME=VALUE[|VALUE...],...``; ``ConfigError`` where there is none."""
+    def parse(text: str) -> LayoutConstraint:
+        """Parse ``NAME=VALUE[|VALUE...],...``; raise ``ConfigError`` if it is malformed."""
         axes: list[AxisConstraint] = []
         for part in text.split(","):
             word, equals, values = part.partition("=")
@@ -295,31 +295,31 @@ class Keep:
                 raise ConfigError(f"{axis.name} is named twice; write {axis.name}=A|B for either")
             axis_values = (axis.parse(value.strip()) for value in values.split(_ANY))
             axes.append(AxisConstraint(name=axis.name, values=tuple(dict.fromkeys(axis_values))))
-        return Keep(axes=tuple(axes))
+        return LayoutConstraint(axes=tuple(axes))
 
     def __str__(self) -> str:
         return ",".join(map(str, self.axes))
 
     def values_of(self, name: str) -> tuple[AxisValue, ...] | None:
-        """What an axis may be, by its name; None where it is free."""
+        """Return the allowed values of an axis; None if it is free."""
         return next((one.values for one in self.axes if one.name == name), None)
 
-    def without(self, *names: str) -> Keep:
-        """The same with some axes left free."""
-        return Keep(axes=tuple(one for one in self.axes if one.name not in names))
+    def without(self, *names: str) -> LayoutConstraint:
+        """Return the constraint with the named axes free."""
+        return LayoutConstraint(axes=tuple(one for one in self.axes if one.name not in names))
 
     def allows(self, config: RunConfig) -> bool:
-        """Whether a layout is meant."""
+        """Return True if a layout satisfies the constraint."""
         return all(layout_name(one.name).read(config) in one.values for one in self.axes)
 
-    def having(self, name: str, value: AxisValue) -> Keep | None:
-        """With one value of an axis beside all else; None where another one is asked for.
+    def with_axis_value(self, name: str, value: AxisValue) -> LayoutConstraint | None:
+        """Return the constraint with one axis fixed to a value; None if it excludes the value.
 
-        >>> str(Keep.parse("tp=8").having("sharding", "optimizer"))
+        >>> str(LayoutConstraint.parse("tp=8").with_axis_value("sharding", "optimizer"))
         'tp=8,sharding=optimizer'
         """
         wanted = self.values_of(name)
         if wanted is not None and value not in wanted:
             return None
         rest = tuple(one for one in self.axes if one.name != name)
-        return Keep(axes=(*rest, AxisConstraint(name=name, values=(value,))))
+        return LayoutConstraint(axes=(*rest, AxisConstraint(name=name, values=(value,))))

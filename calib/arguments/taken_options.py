@@ -1,7 +1,7 @@
-"""Which options of layouts a program takes, and what a run can therefore not be asked for.
+"""Layout options that a program accepts, and changes of layout that it therefore cannot make.
 
-A script on ``megatron.core`` has a parser of its own, which may know fewer of them than
-Megatron-LM's.  What the program of a run lacks is ``RunConfig.absent``.
+A script on ``megatron.core`` has its own parser, which may know fewer options than Megatron-LM's.
+``RunConfig.absent`` lists those that the program of a run lacks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .megatron_rules import required_values
 from .megatron_values import as_options, layout_values
 
 TRANSFORMER_ENGINE = "transformer_engine"
-"""Among what is absent: the module of this name was not imported."""
+"""Entry in ``RunConfig.absent``: the module of this name was not imported."""
 NEEDS_ENGINE = frozenset({"layernorm", "mla_up_proj", "moe_act"})
 """Recomputed modules whose output is dropped: core_v0.16.1's ``CheckpointWithoutOutput`` asks
 Transformer Engine whether 8 bits are in use (``tensor_parallel/random.py``), whatever runs."""
@@ -28,15 +28,15 @@ _READ_ALONE = frozenset(
         "use_custom_fsdp",
     )
 )
-"""Other spellings, which are understood and never printed."""
+"""Other spellings, which are read but never written."""
 _REQUIRED_NAMES = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
 TRAINER_OPTIONS = (
     *("--per-device-train-batch-size", "--gradient-accumulation-steps"),
     *("--gradient-checkpointing", "--fsdp"),
 )
-"""Fields of ``TrainingArguments`` that a layout may be asked for by (transformers 5.23)."""
+"""Fields of ``TrainingArguments`` that a layout may set (transformers 5.23)."""
 _READS_FIELDS = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
-"""Parsers that make an option of each field of ``TrainingArguments``."""
+"""Parsers with an option for each field of ``TrainingArguments``."""
 _QUOTED = re.compile(r"""["']--([a-z][\w-]*)["']""")
 
 
@@ -48,11 +48,11 @@ def _options() -> dict[str, str]:
 
 
 LAYOUT_OPTIONS: Mapping[str, str] = _options()
-"""Every option that a layout may be asked for by, with its name in Megatron's namespace."""
+"""All options that a layout may set, with their names in Megatron's namespace."""
 
 
 def options_in(names: Collection[str]) -> frozenset[str]:
-    """Those of ``LAYOUT_OPTIONS`` whose values a namespace of Megatron's has."""
+    """Return the ``LAYOUT_OPTIONS`` whose values are in a Megatron namespace with these names."""
     return frozenset(
         option
         for option, name in LAYOUT_OPTIONS.items()
@@ -61,9 +61,9 @@ def options_in(names: Collection[str]) -> frozenset[str]:
 
 
 def options_named(*texts: str) -> frozenset[str] | None:
-    """Those of ``LAYOUT_OPTIONS`` that the sources of a program have as strings.
+    """Return the ``LAYOUT_OPTIONS`` that are string literals in the sources of a program.
 
-    None where they name none in any spelling: it reads its arguments in another way.
+    Return None if no option is there in any spelling: the program reads its arguments otherwise.
 
     >>> options_named("parser.add_argument('--micro-batch-size', type=int)")
     frozenset({'--micro-batch-size'})
@@ -77,7 +77,7 @@ def options_named(*texts: str) -> frozenset[str] | None:
 
 
 def absent_of_trainer(*texts: str) -> tuple[str, ...]:
-    """Those of ``TRAINER_OPTIONS`` that a program of these sources has no option for.
+    """Return the ``TRAINER_OPTIONS`` that a program with these sources lacks.
 
     >>> absent_of_trainer("parser.add_argument('--fsdp')")[-1]
     '--gradient-checkpointing'
@@ -91,20 +91,20 @@ def absent_of_trainer(*texts: str) -> tuple[str, ...]:
 
 
 def absent_options(taken: Collection[str]) -> tuple[str, ...]:
-    """The others of ``LAYOUT_OPTIONS``, in their order."""
+    """Return the ``LAYOUT_OPTIONS`` that are not in ``taken``, in order."""
     return tuple(option for option in LAYOUT_OPTIONS if option not in taken)
 
 
 def program_name(config: RunConfig) -> str:
-    """What the program of a run is called in a sentence."""
+    """Return the name of a run's program, for messages."""
     return config.program or "the script"
 
 
-def untaken(config: RunConfig, running: RunConfig) -> str:
-    """Why the program of the running layout cannot be asked for another one; empty where it can.
+def unsupported_options_reason(config: RunConfig, running: RunConfig) -> str:
+    """Return why the running layout's program cannot run another layout; empty if it can.
 
-    What differs between the two must be said by options that it takes, and what is computed again
-    must not need a library that it has not.
+    It must accept the options for all differences, and have the library that recompute of a module
+    needs.
     """
     if not running.absent:
         return ""

@@ -1,6 +1,6 @@
-"""Two runs, or two windows of one, held against each other: what is slower, and where it is lost.
+"""Comparison of two runs, or of two windows of one: which is slower, and in which terms.
 
-In: two sample tables.  Out: a verdict with an interval, the settings and the terms that differ.
+In: two sample tables.  Out: a verdict with an interval, and the settings and terms that differ.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""How far two runs lie apart, with what the machine does between windows and between runs.
+"""Difference of two runs with an interval that covers changes of the machine between runs.
 
-Steps of a window go together, windows of a run differ by more than their steps explain, and another
-run meets the machine as yet another window would: three errors, of which only the first two shrink
-with more steps and windows.
+The error has three parts: scatter of steps within a window, drift between windows beyond that
+scatter, and the difference between runs, which meet the machine as another window would.  Only the
+first two shrink with more steps and windows.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from .settings import SettingChange
 Floats = NDArray[np.float64]
 
 FALSE_ALARM = 0.02
-"""Chance that a difference is claimed between two runs that differ in nothing."""
+"""Probability that a difference is claimed between two identical runs."""
 _SURE = 1e6
-"""Degrees of freedom of what is known and not estimated."""
+"""Degrees of freedom of known variances."""
 _OF_INTERVAL = 0.95
-"""Both ends of a 90 % interval."""
+"""Quantile level of the ends of a 90 % interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
     """A quantity of a run, one value for each of its windows.
 
-    ``repeat_sigma`` is how far the quantity lies apart, as a standard deviation in the same unit, when the
-    same is run once more.
+    ``repeat_sigma`` is the standard deviation of the quantity between repetitions of the same run,
+    in the same unit.
     """
 
     values: tuple[float, ...]
     repeat_sigma: float
     noise: float = 0.0
-    """Standard error of a window's value from the scatter of its steps; 0 where it is not known."""
+    """Standard error of a window's value from the scatter of its steps; 0 if unknown."""
     noise_freedom: float = _SURE
 
     @property
     def mean(self) -> float:
-        """Over the windows."""
+        """Mean over the windows."""
         return float(np.mean(self.values))
 
     @property
@@ -60,14 +60,14 @@ class Level:
 
     @property
     def _wander2(self) -> float:
-        """Variance between windows that their steps do not explain."""
+        """Variance between windows in excess of the noise of their steps."""
         return max(0.0, self._variance - self.noise**2)
 
     def errors(self, other: Level) -> list[tuple[float, float]]:
-        """Variances of the level and their degrees of freedom.
+        """Return variances of the level with their degrees of freedom.
 
-        A run is one more draw of what moves its windows, so that part does not shrink with their
-        number; where a single window shows none of it, that of ``other`` stands in.
+        A run is one more draw of the drift between windows, so that this part does not shrink with
+        their number; a single window has no estimate of it, and uses that of ``other``.
         """
         number = len(self.values)
         shown = self if number > 1 else other
@@ -83,24 +83,24 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Of a second level against a first: the difference, and its 90 % interval."""
+    """Difference of a second level from a first, with its 90 % interval."""
 
     value: float
     low: float
     high: float
     least: float
-    """Smallest difference that would be told from none."""
+    """Smallest significant difference."""
     chance: float
-    """How often two runs that differ in nothing lie as far apart."""
+    """Probability of such a difference between identical runs (p-value)."""
 
     @property
     def is_shown(self) -> bool:
-        """Whether the runs tell it from none."""
+        """True if the difference is significant."""
         return abs(self.value) > self.least
 
 
 def compare_levels(first: Level, second: Level, *, num_compared: int = 1) -> Change:
-    """The second less the first; claims share ``FALSE_ALARM`` among as many as are compared.
+    """Return the second level minus the first; ``num_compared`` tests share ``FALSE_ALARM``.
 
     Student's t with the degrees of freedom of Welch (1947) and Satterthwaite (1946).
     """
@@ -124,9 +124,9 @@ def compare_levels(first: Level, second: Level, *, num_compared: int = 1) -> Cha
 
 
 def log_level(windows: Sequence[Floats], *, repeat_sigma_log: float) -> Level:
-    """Of the steps of each window, seconds: medians of their logarithms.
+    """Return the level of the log step: the median per window; ``windows`` are steps in seconds.
 
-    The scatter of a window's steps counts with their autocorrelation (batch means).
+    The noise accounts for autocorrelation of a window's steps (batch means).
     """
     logs = [np.log(steps) for steps in windows]
     known = [(mean_estimate(one), len(one)) for one in logs if len(one) > 1]
@@ -140,12 +140,11 @@ def log_level(windows: Sequence[Floats], *, repeat_sigma_log: float) -> Level:
 
 
 def estimate_repeat_sigma_log(windows: Sequence[Floats], device: str, *, is_one_run: bool) -> float:
-    """How far the logarithm of a step lies apart when the same is run once more, or in another
-    window of one run.
+    """Return the standard deviation of the log step between repeated runs, or windows of one run.
 
-    What is known of accelerators and of processors; on processors, which others share, no less than
-    single steps scatter in their windows: what slows single steps comes and goes over longer times.
-    Without two steps in a window that of one step.
+    It is a constant on accelerators.  On CPUs, which are shared, it is the larger of a constant and
+    the scatter of single steps within windows (without two steps in a window, that of one step), as
+    the causes of slow steps also vary over longer times.
     """
     if device != "cpu":
         return DRIFT_FRAC if is_one_run else SESSION_SIGMA_LOG
@@ -159,7 +158,7 @@ def estimate_repeat_sigma_log(windows: Sequence[Floats], device: str, *, is_one_
 
 
 def frac_text(log: float) -> str:
-    """By how much a ratio lies from 1, without its sign.
+    """Return the absolute deviation of a ratio from 1, given its logarithm.
 
     >>> frac_text(math.log(1.25)), frac_text(math.log(0.8))
     ('25.0 %', '20.0 %')
@@ -171,7 +170,7 @@ SCHEMA = 1
 
 
 class Verdict(Enum):
-    """Of the second run against the first."""
+    """Verdict on the second run against the first."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -180,7 +179,7 @@ class Verdict(Enum):
 
 
 class Basis(Enum):
-    """What the verdict is of."""
+    """Quantity that the verdict compares."""
 
     STEP_TIME = "time per step"
     THROUGHPUT = "tokens/s"
@@ -193,15 +192,15 @@ class Side(Encoded):
     run_id: str
     windows: tuple[int, ...]
     num_steps: int
-    """Clean steps that its level is taken from."""
+    """Number of clean steps that its level is from."""
     num_ranks: int
     device: str
     step_time_s: float
-    """Mean over windows of the median step, of logarithms."""
+    """Geometric mean over windows of the median step."""
     tokens_per_s: float | None
-    """Of all ranks; None where the run did not describe itself."""
+    """Tokens/s of all ranks; None if the run's config is unknown."""
     slow: str
-    """Ranks or links that hold the others up in its newest window, in words; else empty."""
+    """Stragglers or slow links in its newest window, in words; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +220,7 @@ class TermChange(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Encoded):
-    """The second run held against the first."""
+    """Comparison of a second run with a first."""
 
     JSON: ClassVar[str] = (
         "schema verdict basis sentence reason first second settings **fracs "
@@ -234,20 +233,20 @@ class Difference(Encoded):
     settings: tuple[SettingChange, ...]
     basis: Basis
     reason: str
-    """Why they cannot be compared; empty where they can."""
+    """Reason why they cannot be compared; empty if they can."""
     step: Change
-    """Of the logarithm of the time for the same tokens; of a step where tokens are not known."""
+    """Change of the log time per token; per step if tokens are unknown."""
     terms: tuple[TermChange, ...]
-    """They add up to the step, ``ALL_ELSE`` last."""
+    """Changes of terms; they add up to the step, ``ALL_ELSE`` last."""
     per_tokens: int
-    """What the terms are seconds of: so many tokens; 0: one step."""
+    """Number of tokens that the terms' seconds are for; 0 for one step."""
     ranks: tuple[TermChange, ...]
-    """Own work and waiting of single ranks, where they have changed."""
+    """Significant changes of work and waiting of single ranks."""
     causes: tuple[Cause, ...]
 
     @property
     def verdict(self) -> Verdict:
-        """Which is slower, where they can be told apart."""
+        """The verdict on the second run."""
         if self.reason:
             return Verdict.NOT_COMPARABLE
         if not self.step.is_shown:
@@ -255,12 +254,12 @@ class Difference(Encoded):
         return Verdict.SLOWER if self.step.value > 0 else Verdict.FASTER
 
     def is_slower_by(self, frac: float) -> bool:
-        """Whether the second is shown to be slower, by more than this share of the first's time."""
+        """Return True if the second is significantly slower, by more than ``frac`` of the first."""
         return self.verdict is Verdict.SLOWER and math.expm1(self.step.value) > frac
 
     @property
     def settings_text(self) -> str:
-        """What was set differently, the most telling first; empty where nothing was."""
+        """Settings that differ, the most relevant first; empty if there are none."""
         texts = [one.text for one in self.settings]
         more = f" and {len(texts) - 3} more settings" if len(texts) > 3 else ""
         return f"B has {', '.join(texts[:3])}{more}" if texts else ""
@@ -273,7 +272,7 @@ class Difference(Encoded):
         if not self.step.is_shown:
             least = frac_text(self.step.least)
             return f"no difference that these runs could show (below {least}) in {self._of}"
-        # More tokens/s are the inverse of less time.
+        # Tokens/s are the inverse of time.
         sign = -1.0 if self.basis is Basis.THROUGHPUT else 1.0
         ends = sorted(abs(math.expm1(sign * end)) for end in (self.step.low, self.step.high))
         low, high = (f"{100 * end:.1f}" for end in ends)
@@ -291,7 +290,7 @@ class Difference(Encoded):
 
     @property
     def main(self) -> str:
-        """Where most of a difference that was shown lies; empty where none was."""
+        """Main causes or terms of a significant difference; empty if there is none."""
         if self.verdict not in (Verdict.SLOWER, Verdict.FASTER):
             return ""
         known = [cause.text for cause in self.causes if cause.kind is not CauseKind.UNKNOWN]
@@ -304,7 +303,7 @@ class Difference(Encoded):
 
     @property
     def fracs(self) -> dict[str, float]:
-        """The difference of the steps, its interval and what could be seen, as shares."""
+        """Difference of the steps, its interval and the smallest significant one, as shares."""
         names = {
             "time_frac": "value",
             "low_frac": "low",

@@ -1,5 +1,5 @@
-"""The place of a run among published ones that are alike, the nearest of them, and the price of
-each setting of theirs."""
+"""Rank of a run among similar published ones, the nearest of them, and the effect of each of their
+settings."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from ..workload import Collective, Encoded, Fp8Recipe, RunConfig, encode
 from .settings import SettingChange, leaf_texts, part_of, setting_name
 
 _LEAST = 3
-"""Rows below which less alike ones count too."""
+"""Fewest similar rows; with less, the criteria are relaxed."""
 _NUM_NEAR = 3
 _SIZES = 4.0
-"""How many times smaller or larger, in FLOP per token, a model of like size is."""
+"""Largest ratio of FLOP per token between models of similar size."""
 _OF_TABLES = ("device", "has_open_widths")
-"""Differ by how a table was written."""
+"""Fields that depend on how a table was written."""
 _LEAST_FRAC = 5e-4
-"""Effects below are not told."""
+"""Smallest effect that is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedSetting(SettingChange):
-    """A setting of a published run in place of this run's own."""
+    """A setting of a published run in place of this run's."""
 
     rate_frac: float | None
-    """Change of this run's FLOP/s by its model; None where the setting cannot run by itself."""
+    """Modelled change of this run's FLOP/s; None if the setting cannot run on its own."""
 
     @property
     def priced_text(self) -> str:
-        """As part of a sentence about the published run."""
+        """The setting and its effect, as part of a sentence about the published run."""
         frac = self.rate_frac
         worth = "not by itself" if frac is None else format_frac(frac, signed=True)
         return f"{self.text} ({worth})"
@@ -51,7 +51,7 @@ class PricedSetting(SettingChange):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearRow:
-    """A published run that is like this one."""
+    """A published run that is similar to this one."""
 
     row_id: str
     model: str
@@ -59,16 +59,16 @@ class NearRow:
     source: str
     flop_per_s_per_gpu: float
     rate_frac: float
-    """Its rate over this run's, less 1."""
+    """FLOP/s over this run's, minus 1."""
     modelled_frac: float
-    """The same by the model of this run: what all its settings are worth here."""
+    """Modelled FLOP/s with all its settings over this run's, minus 1."""
     settings: tuple[PricedSetting, ...]
-    """The largest effect first."""
+    """Settings that differ, largest effect first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normal(Encoded):
-    """The place of a run among published ones."""
+    """Rank of a run among published ones."""
 
     JSON: ClassVar[str] = "schema sentence slower_frac *"
     schema: ClassVar[int] = 1
@@ -77,17 +77,17 @@ class Normal(Encoded):
     flop_per_s_per_gpu: float
     mfu_frac: float
     num_slower: int
-    """Published runs alike whose MFU is lower."""
+    """Number of similar published runs with lower MFU."""
     num_alike: int
     alike: str
-    """Traits that they share with the run."""
+    """Traits that the similar runs share with this one."""
     near: tuple[NearRow, ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     """Rows of ``bus_rates``."""
 
     @property
     def sentence(self) -> str:
-        """The answer."""
+        """Rate, MFU and rank in one sentence."""
         slower = f"faster than {100 * self.num_slower / self.num_alike:.0f} % of"
         if not self.num_slower:
             slower = "slower than each of"
@@ -98,14 +98,14 @@ class Normal(Encoded):
 
     @property
     def slower_frac(self) -> float:
-        """Share of the published runs alike that are slower."""
+        """Share of similar published runs that are slower."""
         return self.num_slower / self.num_alike
 
 
 def normal(run: StepRow, published: Sequence[StepRow]) -> Normal:
-    """A run among published ones, of which it is none; without the nearest of them.
+    """Return the rank of a run among published ones other than itself, without ``near`` rows.
 
-    Raises ``CalibrationError`` where nothing is published of its kind of device.
+    Raises ``CalibrationError`` if no run on its kind of device is published.
     """
     rows, words = alike_rows(run.config, _others(run, published))
     mine, *rates = (throughput(row.config, row.measured_s) for row in (run, *rows))
@@ -123,15 +123,15 @@ def normal(run: StepRow, published: Sequence[StepRow]) -> Normal:
 def near_rows(
     run: StepRow, steps: FittedSteps, published: Sequence[StepRow], sources: Mapping[str, str]
 ) -> tuple[NearRow, ...]:
-    """The published rows that are nearest to a run, priced by its model; ``sources`` by table."""
+    """Return the published rows nearest to a run, with modelled effects; ``sources`` by table."""
     rows, _ = alike_rows(run.config, _others(run, published))
     near = _nearest(run.config, rows)[:_NUM_NEAR]
     return tuple(_near(run, row, steps, sources) for row in near)
 
 
 def modelled_nearest(config: RunConfig, steps: FittedSteps, published: Sequence[StepRow]) -> str:
-    """The published runs of its device that are nearest to a described one, and how much slower or
-    faster each was modelled than it was measured; empty where none is published."""
+    """Return the nearest published runs on the device with their modelled over measured step, in
+    words; empty if none is published."""
     name = device_prior(config.device).name
     device_rows = [
         row
@@ -156,7 +156,7 @@ def modelled_nearest(config: RunConfig, steps: FittedSteps, published: Sequence[
 
 
 def _nearest(config: RunConfig, rows: Sequence[StepRow]) -> list[StepRow]:
-    """The rows most alike in their degrees, of equals those with fewer settings that differ."""
+    """Return the rows by similarity of degrees, ties by fewer settings that differ."""
     apart = degree_correlations(degrees_of([config]), degrees_of([row.config for row in rows]))[
         0
     ].round(6)
@@ -166,7 +166,7 @@ def _nearest(config: RunConfig, rows: Sequence[StepRow]) -> list[StepRow]:
 
 
 def _others(run: StepRow, published: Sequence[StepRow]) -> list[StepRow]:
-    """Rows that are not the run itself."""
+    """Return the rows that are not the run itself."""
     layout = same_layout(run.config)
     return [
         row
@@ -176,9 +176,12 @@ def _others(run: StepRow, published: Sequence[StepRow]) -> list[StepRow]:
 
 
 def alike_rows(config: RunConfig, published: Sequence[StepRow]) -> tuple[list[StepRow], str]:
-    """The rows that are most alike and enough to have a place among, and what they share: device,
-    width of products, dense or experts, and size; with fewer than ``_LEAST`` less of these, at last
-    the peak of the device alone.  Rates are compared as MFU, each over its own peak."""
+    """Return similar rows and the traits that they share with the run.
+
+    Traits are device, width of products, dense or experts, and size; with fewer than ``_LEAST``
+    rows, the last ones are dropped, and finally only the device's peak has to agree.  Rates are
+    compared as MFU, each relative to its own peak.
+    """
     ours = _traits(config, config)
     known = [(row, _traits(row.config, config)) for row in published]
     for number in range(len(ours), 0, -1):
@@ -197,7 +200,7 @@ def alike_rows(config: RunConfig, published: Sequence[StepRow]) -> tuple[list[St
 
 
 def _traits(config: RunConfig, run: RunConfig) -> tuple[str, ...]:
-    """Device, width of products, kind of model, and whether that is of the size of a run's."""
+    """Return device, width of products, kind of model, and if its size is similar to ``run``'s."""
     bits = 8 * config.precision.nbytes
     if config.fp8 is not Fp8Recipe.NONE:
         bits = 4 if config.fp8 is Fp8Recipe.NVFP4 else 8
@@ -208,7 +211,7 @@ def _traits(config: RunConfig, run: RunConfig) -> tuple[str, ...]:
 
 
 def _near(run: StepRow, row: StepRow, steps: FittedSteps, sources: Mapping[str, str]) -> NearRow:
-    """A row with its settings in place of the run's own, one at a time."""
+    """Return a row with the effect of each of its settings on the run."""
     settings = _priced(run.config, row.config, steps)
     whole = replace(row.config, device=run.config.device)
     rate = _flop_per_s(row.config, row.measured_s)
@@ -225,7 +228,7 @@ def _near(run: StepRow, row: StepRow, steps: FittedSteps, sources: Mapping[str, 
 
 
 def _modelled(config: RunConfig, steps: FittedSteps) -> float:
-    """FLOP/s by the model; one layout at a time, since those timed together share an engine."""
+    """Return modelled FLOP/s, one layout at a time, since those timed together share an engine."""
     return _flop_per_s(config, float(steps.median_times([config])[0]))
 
 
@@ -234,7 +237,7 @@ def _flop_per_s(config: RunConfig, step_time_s: float) -> float:
 
 
 def _priced(config: RunConfig, other: RunConfig, steps: FittedSteps) -> Iterator[PricedSetting]:
-    """Every setting of another run that matters, alone in place of this run's own."""
+    """Yield each setting of another run that matters, with its effect on its own in this run."""
     base_flop_per_s = _modelled(config, steps)
     for name, values in _choices(config, other).items():
         frac = None
@@ -251,8 +254,11 @@ def _priced(config: RunConfig, other: RunConfig, steps: FittedSteps) -> Iterator
 
 
 def _choices(config: RunConfig, other: RunConfig) -> dict[str, dict[str, object]]:
-    """Settings with values; a batch that grows with the ranks goes with them, and the length of
-    samples is none of the model."""
+    """Return the settings that differ, with values.
+
+    A batch in proportion to the ranks changes together with them; sequence length is separate from
+    the model.
+    """
     choices = single_choices(config, other)
     each = [c.batch.global_batch_size / c.parallelism.num_ranks for c in (config, other)]
     if {"gpus", "global_batch_size"} <= choices.keys() and each[0] == each[1]:
@@ -265,7 +271,7 @@ def _choices(config: RunConfig, other: RunConfig) -> dict[str, dict[str, object]
 
 
 def _shown(config: RunConfig, other: RunConfig, name: str) -> str:
-    """The value of a setting beside another run's; of models of one name what tells them apart."""
+    """Return the value of a setting; for models of one name, the fields that differ."""
     if name in AXES:
         return axis_value(config, name)
     if name != "model":
@@ -277,13 +283,13 @@ def _shown(config: RunConfig, other: RunConfig, name: str) -> str:
 
 
 _LARGE_NBYTES = 64 * MIB
-"""Payloads from which on latency no longer counts."""
+"""Smallest payload for which latency is negligible."""
 _KEY = ["collective", "num_ranks", "num_nodes"]
 
 
 def bus_rates(table: SampleTable, published: pd.DataFrame) -> pd.DataFrame:
-    """The rows of ``published`` that are of the kind of a group of the newest run, and in
-    ``bytes_per_s`` its best rate at large payloads."""
+    """Return the rows of ``published`` that match a group of the newest run, with that group's best
+    bus bandwidth at large payloads in ``bytes_per_s``."""
     rows = table.collectives.rename(columns={"kind": "collective"})
     is_timed = (rows["run_id"] == table.run_id) & ~rows["is_bound"] & (rows["time_s"] > 0)
     rows = rows[is_timed & (rows["nbytes"] >= _LARGE_NBYTES)]

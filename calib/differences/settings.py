@@ -1,4 +1,4 @@
-"""What two runs were told differently: layout, batch, shape, device, versions, environment."""
+"""Settings that differ between two runs: layout, batch, shape, device, versions, environment."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _PREFIXES = ("is_", "has_", "keeps_")
 _BATCH = frozenset({"global_batch_size", "seq_length"})
 _MACHINE = frozenset({"device", "framework", "created_by", "cluster"})
 _AFTER_SIZE = frozenset({"max_position_embeddings"})
-"""Follow from other sizes: of no interest by themselves."""
+"""Fields that follow from other sizes and are not reported."""
 
 
 class Part(Enum):
-    """What a setting belongs to, in the order in which differences are told."""
+    """Category of a setting, in the order of the report."""
 
     LAYOUT = "layout"
-    """Degrees, micro-batch, recompute, what overlaps."""
+    """Degrees, micro-batch, recompute, overlap."""
     BATCH = "batch"
     MODEL = "model"
     MACHINE = "machine"
@@ -45,7 +45,7 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingChange(Encoded):
-    """One setting that differs; values are text, empty where a run has none."""
+    """One setting that differs; values are text, empty if a run has none."""
 
     part: Part
     name: str
@@ -54,7 +54,7 @@ class SettingChange(Encoded):
 
     @property
     def text(self) -> str:
-        """As part of a sentence about the second run.
+        """The change as part of a sentence about the second run.
 
         >>> SettingChange(part=Part.LAYOUT, name="micro-batch", first="4", second="8").text
         'micro-batch 8 instead of 4'
@@ -64,19 +64,19 @@ class SettingChange(Encoded):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is known of a run beside its times."""
+    """Settings of a run."""
 
     config: RunConfig | None
-    """None where the run did not describe itself."""
+    """None if the run's config is unknown."""
     num_ranks: int
     device: str
     created_by: str
     environment: Mapping[str, str]
-    """What was seen of its nodes, by name."""
+    """Recorded properties of its nodes, by name."""
 
     @staticmethod
     def of(table: SampleTable) -> Settings:
-        """Of the newest run of a table, with the batch of its last recorded step."""
+        """Return the settings of a table's newest run, with the batch of its last recorded step."""
         runs = table.newest("runs")
         texts = [str(text) for text in runs["cluster"] if text]
         config = table.config() if table.is_described else None
@@ -93,24 +93,24 @@ class Settings:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all ranks; 0 where it is not known."""
+        """Tokens per step of all ranks; 0 if unknown."""
         known = self.config
         return known.batch.global_batch_size * known.model.seq_length if known else 0
 
     @property
     def model(self) -> ModelShape | None:
-        """Equal for the same model, whatever the length of its samples."""
+        """Model without its sequence length, for comparison."""
         known = self.config
         return replace(known.model, seq_length=1, max_position_embeddings=0) if known else None
 
     @property
     def layout(self) -> Mapping[tuple[str, ...], str]:
-        """Equal where each rank does the same work."""
+        """Settings that determine each rank's work, for comparison."""
         return {key: text for key, text in _leaves(self) if part_of(key) is not Part.MACHINE}
 
 
 def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, ...]:
-    """Every setting that differs, by part; what belongs to no step (cadence) is left out."""
+    """Return each setting that differs, by part, without those that affect no step (cadence)."""
     ours, theirs = dict(_leaves(first)), dict(_leaves(second))
     changes = [
         SettingChange(
@@ -127,7 +127,7 @@ def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, .
 
 
 def _leaves(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every setting by its way through the description."""
+    """Yield each setting with its path in the config."""
     if settings.config is not None:
         yield from _inside((), settings.config.to_json())
     else:
@@ -139,7 +139,7 @@ def _leaves(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def leaf_texts(value: Json) -> dict[str, str]:
-    """The values of a description by the names of its fields."""
+    """Return the values of a JSON object as text, by the names of its innermost fields."""
     return {way[-1]: text for way, text in _inside((), value)}
 
 
@@ -161,7 +161,7 @@ def _shown(value: Json) -> str:
 
 
 def part_of(key: tuple[str, ...]) -> Part:
-    """The part of a setting, by its way through the description."""
+    """Return the part of a setting, given its path in the config."""
     name = key[-1]
     if name in _BATCH:
         return Part.BATCH
@@ -173,7 +173,7 @@ def part_of(key: tuple[str, ...]) -> Part:
 
 
 def setting_name(field: str) -> str:
-    """A field in words.
+    """Return a field's name in words.
 
     >>> [setting_name(one) for one in ("is_sequence_parallel", "tp", "micro_batch_size")]
     ['sequence parallel', 'TP', 'micro-batch']
@@ -186,7 +186,7 @@ def setting_name(field: str) -> str:
 
 
 def _environment(text: str) -> Iterator[tuple[str, str]]:
-    """Of the first node that was seen; nothing of a damaged text."""
+    """Yield properties of the first recorded node; nothing if the text is damaged."""
     try:
         value = parse_json(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Where the step of a run goes, window by window: work by phase and operator, transfers and waiting
-by group, optimizer, host, data, and what is left; and each rank's own share.
+"""Breakdown of a run's step per window: work by phase and operator, transfers and waiting by group,
+optimizer, host, data, and the rest; and work and waiting of each rank.
 
-A rank's step is its own work, its transfers and its waiting; averaged over ranks that is an
+A rank's step is its work plus its transfers plus its waiting; averaged over ranks that is an
 identity, so the terms add up to the step.
 """
 
@@ -29,14 +29,16 @@ _PARTS = (
     ("data", _DATA),
 )
 _OUTER = ("forward-backward", _OPTIMIZER)
-"""Phases that hold all others."""
+"""Phases that contain all others."""
 _STEP = ["window", "rank", "step"]
 _ONCE = (OperatorKind.HOST_STEP.value, OperatorKind.OPTIMIZER.value)
 
 
 def step_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
-    """Bare clean steps of each window of the newest run, median over ranks; columns ``step`` and
-    ``time_s``.  All clean steps where none was bare."""
+    """Return bare clean steps of each window of the newest run, median over ranks.
+
+    Columns are ``step`` and ``time_s``.  All clean steps count if none is bare.
+    """
     steps = table.newest("steps")
     steps = steps[steps["is_clean"]]
     bare = steps[~steps["is_hooked"]]
@@ -47,8 +49,10 @@ def step_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
 
 
 def term_windows(table: SampleTable) -> pd.DataFrame:
-    """Seconds per step of each term, mean over ranks, one row per window; the last column,
-    ``ALL_ELSE``, makes them add up to the window's step."""
+    """Return seconds per step of each term, mean over ranks, one row per window.
+
+    The last column, ``ALL_ELSE``, makes them add up to the window's step.
+    """
     steps = {w: float(part["time_s"].median()) for w, part in step_windows(table).items()}
     phases = _phase_self_times(table)
     columns: dict[str, pd.Series] = {}
@@ -66,14 +70,14 @@ def term_windows(table: SampleTable) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """Standard error of a level from the scatter of its steps, relative."""
+    """Relative standard error of a level from the scatter of its steps."""
 
     error_frac: float
     freedom: float
 
     @staticmethod
     def of(times_s: pd.Series, size_s: float | None = None) -> Scatter:
-        """Of the median of these times, as a share of their mean or of another size."""
+        """Return the error of the median of times, relative to their mean or to ``size_s``."""
         estimate = mean_estimate(times_s.to_numpy(dtype=np.float64))
         size_s = abs(estimate.mean if size_s is None else size_s)
         error = MEDIAN_OVER_MEAN * estimate.standard_error
@@ -81,9 +85,9 @@ class Scatter:
 
 
 def term_scatter(table: SampleTable, terms: pd.DataFrame) -> dict[str, Scatter]:
-    """How the terms of a single window scatter from step to step; empty below two steps.
+    """Return the scatter of a single window's terms over steps; empty for fewer than two steps.
 
-    An operator scatters as its pass does, transfers and waiting as all that phases wait.
+    Operators have the scatter of their pass, transfers and waiting that of all waiting in phases.
     """
     steps = _by_step(table).groupby(level="step").mean()
     if len(steps) < 2:
@@ -94,7 +98,7 @@ def term_scatter(table: SampleTable, terms: pd.DataFrame) -> dict[str, Scatter]:
 
 
 def rank_scatter(table: SampleTable) -> dict[int, dict[str, Scatter]]:
-    """The same of each rank's ``work`` and ``waiting``."""
+    """Return the scatter of ``work`` and ``waiting`` over steps, by rank."""
     rows = _by_step(table)
     rows = rows.assign(work=rows["forward"] + rows["backward"] + rows["optimizer"])
     return {
@@ -105,7 +109,7 @@ def rank_scatter(table: SampleTable) -> dict[int, dict[str, Scatter]]:
 
 
 def _by_step(table: SampleTable) -> pd.DataFrame:
-    """Seconds of parts of a step, one row per hooked clean step and rank."""
+    """Return seconds of parts of a step, one row per hooked clean step and rank."""
     steps = table.newest("steps")
     steps = steps[steps["is_clean"] & steps["is_hooked"]].set_index(["step", "rank"])["time_s"]
     rows = _hooked_phases(table)
@@ -118,7 +122,7 @@ def _by_step(table: SampleTable) -> pd.DataFrame:
 
 
 def _source(term: str) -> str:
-    """The part of a step whose scatter stands for that of a term."""
+    """Return the part of a step whose scatter is used for a term."""
     for part, _ in _PARTS:
         if term.endswith(part):
             return part
@@ -128,8 +132,10 @@ def _source(term: str) -> str:
 
 
 def rank_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
-    """Of each rank that sent summaries: columns ``work`` and ``waiting``, seconds per step, one row
-    per window."""
+    """Return ``work`` and ``waiting`` in seconds per step, one row per window, by rank.
+
+    Only ranks that sent summaries are included.
+    """
     rows = table.newest("ranks")
     rows = rows[rows["num_steps"] > 0]
     rows = rows.assign(
@@ -142,8 +148,8 @@ def rank_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
 
 
 def _phase_self_times(table: SampleTable) -> Mapping[str, pd.Series]:
-    """Own time of phases in hooked clean steps, without waiting and hooks, by window: mean over
-    ranks of the median over steps."""
+    """Return self time of phases in hooked clean steps, without waiting and hooks, by window: mean
+    over ranks of the median over steps."""
     rows = _hooked_phases(table)
     medians = rows.groupby(["name", "window", "rank"], sort=True)["own_s"].median()
     means = medians.groupby(level=["name", "window"]).mean()
@@ -151,7 +157,7 @@ def _phase_self_times(table: SampleTable) -> Mapping[str, pd.Series]:
 
 
 def _hooked_phases(table: SampleTable) -> pd.DataFrame:
-    """Phases of hooked clean steps, with their own time."""
+    """Return phases of hooked clean steps with their self time."""
     steps = table.newest("steps")
     steps = steps[steps["is_clean"] & steps["is_hooked"]][_STEP]
     rows = table.newest("phases").merge(steps, on=_STEP)
@@ -159,16 +165,16 @@ def _hooked_phases(table: SampleTable) -> pd.DataFrame:
 
 
 def _of_passes(table: SampleTable, phase: Phase, whole_s: pd.Series) -> dict[str, pd.Series]:
-    """A pass by terms: what it takes, in the shares of the operators that were timed in it.
+    """Return the time of a pass split into terms by the shares of its timed operators.
 
-    Where only some of the passes were timed in detail, their shares stand for all.
+    If only some passes were timed in detail, their shares are used for all.
     """
     rows = _sampled(table)
     recompute_phase = Phase.RECOMPUTE.value if phase is Phase.BACKWARD else phase.value
     rows = rows[rows["phase"].isin([phase.value, recompute_phase]) & ~rows["kind"].isin(_ONCE)]
     if rows.empty or whole_s.empty:
         return {f"{phase.value} passes": whole_s} if not whole_s.empty else {}
-    # What one window lacks, others tell.
+    # Windows without operators use the mean shares of the others.
     sums = rows.groupby(["window", "term"])["whole_s"].sum().unstack("term").fillna(0.0)
     shares = sums.div(sums.sum(axis=1), axis=0).reindex(whole_s.index)
     shares = shares.fillna(shares.mean())
@@ -176,7 +182,7 @@ def _of_passes(table: SampleTable, phase: Phase, whole_s: pd.Series) -> dict[str
 
 
 def _sampled(table: SampleTable) -> pd.DataFrame:
-    """The run's own operators with the text of their term, and all of their time in a window."""
+    """Return the run's operators with the text of their term and their total time in a window."""
     rows = table.operators
     rows = rows[(rows["run_id"] == table.run_id) & ~rows["is_probe"]]
     return rows.assign(
@@ -191,7 +197,7 @@ def _text(kind: str, phase: str) -> str:
 
 
 def _of_host(table: SampleTable) -> dict[str, pd.Series]:
-    """What the host takes once in a step, the time between steps included; mean over stages."""
+    """Return host time once per step, including time between steps; mean over stages."""
     rows = _sampled(table)
     rows = rows[rows["kind"] == OperatorKind.HOST_STEP.value]
     if rows.empty:
@@ -200,7 +206,7 @@ def _of_host(table: SampleTable) -> dict[str, pd.Series]:
 
 
 def _of_groups(table: SampleTable) -> dict[str, pd.Series]:
-    """Transfers that nothing hides and waiting for late ranks, by the role of the group."""
+    """Return exposed transfers and waiting for late ranks, by role of the group."""
     rows = table.newest("skew")
     if rows.empty:
         return {}

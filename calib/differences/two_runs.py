@@ -1,4 +1,4 @@
-"""Two runs held against each other, from their sample tables."""
+"""Comparison of two runs from their sample tables."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from .terms import (
 )
 
 MOST_RANKS = 16
-"""Changes of single ranks that are kept: the largest."""
+"""Number of largest changes of single ranks that are reported."""
 
 
 def difference(first: SampleTable, second: SampleTable) -> Difference:
-    """The newest run of the second table against that of the first, over the windows in them.
+    """Compare the newest run of the second table with that of the first, over all their windows.
 
-    Both may be windows of one run.  Raises ``CalibrationError`` where one has no clean step.
+    Both may be windows of one run.  Raises ``CalibrationError`` if one has no clean step.
     """
     ours, theirs = _Run(first), _Run(second)
     is_one_run = first.run_id == second.run_id
@@ -87,7 +87,7 @@ class _Run:
         self._tokens = {w: self._tokens_of(part) for w, part in self._windows.items()}
 
     def _tokens_of(self, part: pd.DataFrame) -> float:
-        """Tokens of a step of one window; 1 where they are not known.  A ramp changes them."""
+        """Return the tokens per step of one window, which a ramp changes; 1 if unknown."""
         if self.settings.config is None:
             return 1.0
         config = self.table.config()
@@ -95,24 +95,24 @@ class _Run:
         return float(size * config.model.seq_length)
 
     def _per_token_s(self) -> list[Floats]:
-        """Of the steps of each window."""
+        """Return seconds per token of the steps of each window."""
         return [
             part["time_s"].to_numpy(dtype=np.float64) / self._tokens[window]
             for window, part in self._windows.items()
         ]
 
     def repeat_sigma_log(self, *, is_one_run: bool) -> float:
-        """How far the run lies from itself when it is run again."""
+        """Return the standard deviation of the log step between repeated runs."""
         return estimate_repeat_sigma_log(
             self._per_token_s(), self.settings.device, is_one_run=is_one_run
         )
 
     def level(self, repeat_sigma_log: float) -> Level:
-        """Of the logarithm of seconds per token."""
+        """Return the level of the logarithm of seconds per token."""
         return log_level(self._per_token_s(), repeat_sigma_log=repeat_sigma_log)
 
     def side(self) -> Side:
-        """What is told of the run by itself."""
+        """Return the description of the run on its own."""
         per_token_s = math.exp(self.level(0.0).mean)
         tokens = self.settings.tokens_per_step
         step_s = per_token_s * (tokens or 1)
@@ -128,7 +128,7 @@ class _Run:
         )
 
     def terms(self, per_tokens: int, repeat_sigma_log: float) -> Mapping[str, Level]:
-        """Seconds of each term by window."""
+        """Return the level of each term in seconds."""
         frame = term_windows(self.table)
         scatter = term_scatter(self.table, frame) if len(frame) == 1 else {}
         each = [per_tokens / self._tokens[w] if per_tokens else 1.0 for w in frame.index]
@@ -136,7 +136,7 @@ class _Run:
         return {str(n): _level(frame[n], repeat_sigma_log, scatter.get(str(n))) for n in frame}
 
     def ranks(self, repeat_sigma_log: float) -> Mapping[tuple[int, str], Level]:
-        """Seconds of work and waiting of each rank by window."""
+        """Return levels of work and waiting of each rank in seconds."""
         frames = rank_windows(self.table)
         is_one = len(self._windows) == 1
         scatter = rank_scatter(self.table) if is_one else {}
@@ -150,14 +150,14 @@ class _Run:
 def _reason(first: Settings, second: Settings, changes: tuple[SettingChange, ...]) -> str:
     if first.model != second.model:
         if first.model is None or second.model is None:
-            return "only one of the runs says what it trains"
+            return "the model of only one of the runs is known"
         texts = [one.text for one in changes if one.part is Part.MODEL]
         return f"another model (B has {', '.join(texts[:2])})"
     return ""
 
 
 def _level(values: pd.Series, repeat_sigma_log: float, scatter: Scatter | None) -> Level:
-    """Of seconds by window; a single one scatters by all of itself where nothing else is known."""
+    """Return the level of seconds by window; a single one without scatter has 100 % error."""
     known = tuple(values.to_numpy(dtype=np.float64).tolist())
     size = abs(float(np.mean(known)))
     level = Level(values=known, repeat_sigma=repeat_sigma_log * size)
@@ -178,7 +178,7 @@ def _terms(first: Mapping[str, Level], second: Mapping[str, Level]) -> tuple[Ter
 
 
 def _none_of(side: Mapping[str, Level]) -> Level:
-    """Of a term that the run does not have."""
+    """Return the level of a term that the run does not have."""
     return Level(values=(0.0,) * len(side[ALL_ELSE].values), repeat_sigma=0.0)
 
 
@@ -188,7 +188,7 @@ def _term(name: str, ours: Level, theirs: Level, num_compared: int) -> TermChang
 
 
 def _ranks(first: _Run, second: _Run, repeat_sigma_log: float) -> tuple[TermChange, ...]:
-    """Changes of single ranks that noise would not show, the largest first."""
+    """Return significant changes of single ranks, largest first."""
     ours, theirs = first.ranks(repeat_sigma_log), second.ranks(repeat_sigma_log)
     both = sorted(ours.keys() & theirs.keys())
     text = {"work": "own work", "waiting": "waiting"}
@@ -201,7 +201,7 @@ def _ranks(first: _Run, second: _Run, repeat_sigma_log: float) -> tuple[TermChan
 
 
 def _as_one_window(table: SampleTable) -> SampleTable:
-    """All of a run's hooked steps as if of one window, and the transfers of its newest."""
+    """Return the table with all steps of the run as one window, and links of its newest."""
     links = table.newest("links")
     return replace(
         table,

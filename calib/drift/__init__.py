@@ -1,6 +1,6 @@
-"""Changes of level while a run goes on, and their causes.
+"""Drift of the step time during a run, and its causes.
 
-In: step times and sample tables. Out: drift events, each with a cause where one is found.
+In: step times and sample tables. Out: drift events, each with its cause if one is identified.
 """
 
 from typing import TYPE_CHECKING

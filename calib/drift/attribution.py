@@ -1,10 +1,10 @@
-"""What has changed between two windows: a rank, a group, the clocks of all, or the data.
+"""Attribution of a change between two windows to a rank, a group, all clocks, or the data.
 
-Each part of the step is held against itself in the earlier window: the own work of each rank, its
-batches and the time between its steps, and the transfers of each group against the same transfers.
-A rank is blamed for what it does beyond the rest, all ranks for what they do alike.  A part is
-named where noise would not show as much in any of the comparisons, and where it explains enough of
-the step's change; else the cause stays unknown, with the reason.
+Each part of the step is compared with the same part in the earlier window: the work of each rank,
+its batches and time between steps, and the transfers of each group.  A rank is named for its change
+in excess of the other ranks, all ranks for their common change.  A part is named if its change is
+significant over all comparisons and explains enough of the step's change; else the cause is
+unknown, with the reason.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from ..workload import Encoded
 Floats = NDArray[np.float64]
 
 FALSE_ALARM = 0.02
-"""Chance that anything is named between two windows in which nothing has changed."""
+"""Probability that any cause is named between two windows without a change."""
 LEAST_FRAC = 0.03
-"""Of the step: a smaller change is no cause of a drift."""
+"""Smallest change that is a cause of drift, as a share of the step."""
 LEAST_SHARE = 0.3
-"""Of the step's change that a cause must explain."""
+"""Smallest share of the step's change that a cause must explain."""
 REPEAT_SIGMA_FRAC = 0.008
-"""How far a rank's work beside that of the others lies apart in two windows, beyond its noise."""
+"""Relative standard deviation of a rank's excess work between two windows, beyond its noise."""
 COMMON_REPEAT_SIGMA_FRAC = 0.016
-"""The same of the work of all ranks together."""
-# A scatter has to be seen: two values tell next to nothing of it.
+"""Relative standard deviation of the common work of all ranks between two windows."""
+# Two values tell next to nothing of a scatter.
 _LEAST_SAMPLES = 3
-# From six ranks on their own scatter stands in for that of samples.
+# From six ranks on, the scatter over ranks replaces that over samples.
 _LEAST_CROWD = 6
 _ALIKE = 0.5
-"""A rank is apart from the rest with an excess of this much of the largest."""
+"""Smallest excess of a named rank, as a share of the largest excess."""
 LEAST_CHANGE_FRAC = 0.1
-"""Share of a group's transfers: links differ by less from one window to the next."""
+"""Smallest change of a group's transfers that counts; links vary by less between windows."""
 REPEAT_SIGMA_LOG = 0.02
-"""How far the same transfers lie apart in two windows, beyond the noise of their steps."""
+"""Standard deviation (log) of the same transfers between two windows, beyond step noise."""
 _KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes", "ranks"]
 
 
 class CauseKind(Enum):
-    """Where the change lies."""
+    """Part of the step that changed."""
 
     RANK = "straggling rank"
     GROUP = "congested group"
@@ -68,9 +68,9 @@ class CauseKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause(Encoded):
-    """One cause: the times are of the part that changed, per step, ``change_s`` its change.
+    """One cause; times are of the part that changed, per step, and ``change_s`` is its change.
 
-    ``chance`` is how often noise alone would show as much in any of the comparisons.
+    ``chance`` is the probability of such a change by noise alone in any of the comparisons.
     """
 
     JSON: ClassVar[str] = "* change_frac text"
@@ -91,7 +91,7 @@ class Cause(Encoded):
 
     @property
     def text(self) -> str:
-        """In words, for one line of the log."""
+        """The cause in words, for one line of the log."""
         if self.kind is CauseKind.UNKNOWN:
             return f"unknown ({self.reason})"
         who = _who(self.ranks, self.role)
@@ -110,7 +110,7 @@ class Cause(Encoded):
 def find_causes(
     before: SampleTable, after: SampleTable, *, change_s: float, step_s: float
 ) -> tuple[Cause, ...]:
-    """What explains a change of the step by ``change_s``, the largest part first; never empty.
+    """Return the causes of a change of the step by ``change_s``, largest first; never empty.
 
     ``before`` and ``after`` hold one window each, of one layout; ``step_s`` is the step before.
     """
@@ -128,9 +128,10 @@ def find_causes(
 def find_group_causes(
     before: SampleTable, after: SampleTable, *, step_s: float
 ) -> tuple[Cause, ...]:
-    """Groups whose transfers have changed, also where they hide behind compute.
+    """Return groups whose transfers have changed, even if compute hides them.
 
-    Those of a whole role count as one; of interest from ``LEAST_FRAC`` of the step on.
+    Groups of a whole role that changed alike count as one; changes below ``LEAST_FRAC`` of the step
+    are excluded.
     """
     both = (*_of_groups(before, after, 1.0), *_of_groups(before, after, -1.0))
     large_causes = [c for c in both if abs(c.change_s) >= LEAST_FRAC * step_s]
@@ -140,11 +141,11 @@ def find_group_causes(
 def _unknown(before: SampleTable, after: SampleTable) -> str:
     if newest_rank_compute(before) is None or newest_rank_compute(after) is None:
         return "one of the windows has no clean hooked step"
-    return "own work, data and transfers of the ranks are as before"
+    return "computation, data and transfers of the ranks are as before"
 
 
 def _of_groups(before: SampleTable, after: SampleTable, sign: float) -> list[Cause]:
-    """Groups that changed in the direction of ``sign``; all of a role alike are one cause."""
+    """Return groups that changed in the direction of ``sign``; one cause if all of a role did."""
     by_role: dict[str, list[LinkChange]] = {}
     for link in link_changes(before.links, after.links):
         by_role.setdefault(link.role, []).append(link)
@@ -153,7 +154,7 @@ def _of_groups(before: SampleTable, after: SampleTable, sign: float) -> list[Cau
         hit = [link for link in every if link.chance <= FALSE_ALARM and sign * link.change_s > 0]
         if len(every) > 1 and len(hit) == len(every):
             ranks = tuple(sorted({rank for link in hit for rank in link.ranks}))
-            # The slowest stands for them.
+            # The group with the largest change represents them.
             hit = [replace(max(hit, key=lambda link: abs(link.change_s)), ranks=ranks)]
         changed_links += hit
     return [
@@ -169,7 +170,7 @@ def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: floa
     ranks = np.intersect1d(old.ranks, new.ranks)
     if not len(ranks):
         return []
-    # Bonferroni: each rank and all together, in compute and in data.
+    # Bonferroni: each rank and all ranks together, in compute and in data.
     num_tests = 2 * (len(ranks) + 1)
     rank_causes: list[Cause] = []
     for kind, name in ((CauseKind.CLOCKS, "compute"), (CauseKind.DATA, "data")):
@@ -193,13 +194,13 @@ class _Part:
     def __init__(self, before: Floats, after: Floats, sign: float) -> None:
         self.before, self.after = before, after
         moved = sign * (np.median(after, axis=0) - np.median(before, axis=0))
-        # The lower of the two in the middle: of two ranks, the one that changed less.
+        # The lower median, so that of two ranks the one that changed less is the common part.
         self.common_s = float(np.sort(moved)[(len(moved) - 1) // 2])
         self.excess_s = moved - self.common_s
         self._level_s = float(np.median(before))
 
     def common_chance(self) -> float:
-        """Chance of the change that all share, from the scatter of the steps' middle rank."""
+        """Return the p-value of the common change, from the median rank's scatter over steps."""
         old, new = np.median(self.before, axis=1), np.median(self.after, axis=1)
         freedom = len(old) + len(new) - 2
         return self._chance(
@@ -207,7 +208,7 @@ class _Part:
         )
 
     def excess_chance(self, place: int) -> float:
-        """Chance of one rank's excess, from its scatter around the others in the same step."""
+        """Return the p-value of a rank's excess, from its scatter about the others over steps."""
         old, new = _excess_over_others(self.before, place), _excess_over_others(self.after, place)
         excess_s, freedom = float(self.excess_s[place]), len(old) + len(new) - 2
         return self._chance(excess_s, _error(old), _error(new), freedom, REPEAT_SIGMA_FRAC)
@@ -217,11 +218,11 @@ class _Part:
     ) -> float:
         repeat_sigma_s = repeat_sigma_frac * self._level_s
         if freedom + 2 < 2 * _LEAST_SAMPLES:
-            # One sample of a window each: what is left is how far the ranks scatter.
+            # With one sample per window, only the scatter over ranks is available.
             if len(self.excess_s) < _LEAST_CROWD:
                 return 1.0
             old, new = mad_sigma(self.excess_s), 0.0
-            # A median deviation is worth about a third of its values (0.37 on normal data).
+            # The efficiency of a median deviation is about a third (0.37 on normal data).
             freedom = max(1, len(self.excess_s) // 3)
         error = float(np.sqrt(old**2 + new**2 + repeat_sigma_s**2))
         if error <= 0:
@@ -232,7 +233,7 @@ class _Part:
 def _changed(
     part: _Part, kind: CauseKind, ranks: NDArray[np.int64], *, num_tests: int, step_s: float
 ) -> list[Cause]:
-    """The ranks that changed beyond the rest, and what all changed alike."""
+    """Return the causes of one part: ranks with excess change, and the common change."""
     part_causes = []
     least_s = LEAST_FRAC * step_s
     chances = [part.excess_chance(place) * num_tests for place in range(len(ranks))]
@@ -267,23 +268,23 @@ def _cause(
 
 
 def _excess_over_others(values: Floats, place: int) -> Floats:
-    """A rank's values less the median of the others, shape (samples,)."""
+    """Return a rank's values minus the median of the others, shape (samples,)."""
     if values.shape[1] < 2:
         return values[:, place]
     return values[:, place] - np.median(np.delete(values, place, axis=1), axis=1)
 
 
 def _error(values: Floats) -> float:
-    """Standard error of a median, from the median deviation."""
+    """Return the standard error of a median, from the median deviation."""
     if len(values) < 2:
         return 0.0
-    # Of few values the median deviation may be 0 by chance; half of the usual one stands below it.
+    # With few values the median deviation may be 0 by chance; bound it by half the usual one.
     sigma = max(mad_sigma(values), 0.5 * float(values.std(ddof=1)))
     return MEDIAN_OVER_MEAN * sigma / float(np.sqrt(len(values)))
 
 
 def _who(ranks: Sequence[int], role: str) -> str:
-    """Ranks in short, with the role of their group.
+    """Return ranks in short, with the role of their group.
 
     >>> _who((3,), ""), _who((), ""), _who((0, 1), "tp")
     ('rank 3', 'all ranks', 'tp group of ranks 0, 1')
@@ -295,9 +296,9 @@ def _who(ranks: Sequence[int], role: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkChange:
-    """Time per step of the transfers of a group that are in both windows, ranks' waiting left out.
+    """Time per step of a group's transfers that are in both windows, without waiting for ranks.
 
-    ``chance`` is how often noise alone would show such a change in any of the groups; 1 for a
+    ``chance`` is the probability of such a change by noise alone in any of the groups; 1 for a
     change below ``LEAST_CHANGE_FRAC``.
     """
 
@@ -309,16 +310,16 @@ class LinkChange:
 
     @property
     def change_s(self) -> float:
-        """Seconds per step by which they have become slower."""
+        """Slowdown of the transfers, seconds per step."""
         return self.after_s - self.before_s
 
 
 def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
-    """Every group of both windows; the frames are ``links`` of one window each."""
+    """Return the change of each group in both windows; frames are ``links`` of one window each."""
     both = _timed(before).merge(_timed(after), on=_KEYS, suffixes=("_before", "_after"))
     if both.empty:
         return []
-    # Transfers of a group share its links: their errors count as one.
+    # Transfers of a group share its links, so that their errors add up linearly.
     columns = ["own_s_before", "own_s_after", "error_s_before", "error_s_after"]
     groups = both.groupby(["role", "ranks"], sort=True)
     sums = groups[columns].sum()

@@ -1,9 +1,9 @@
-"""Whether the step time has changed for good: robust CUSUM, confirmed by Bayesian change points.
+"""Detection of lasting step-time changes: robust CUSUM, confirmed by Bayesian change points.
 
-A change is reported only where three things agree: the cumulative sum of clipped deviations has run
-over (Page, 1954), a new level has begun with high probability (online detection on standardised
-values, Adams and MacKay, 2007), and the medians before and after differ by at least 10 %, which is
-what keeps steady runs free of alarms (Greyhound, ATC 2025).
+A change is reported only if three criteria agree: the cumulative sum of clipped deviations exceeds
+its threshold (Page, 1954), a new level has begun with high probability (online detection on
+standardised values, Adams and MacKay, 2007), and the medians before and after differ by at least
+10 %, which keeps steady runs free of alarms (Greyhound, ATC 2025).
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ from ..workload import Encoded
 from .attribution import Cause, find_causes, find_group_causes
 
 _MOST_LEVELS = 100
-"""Earlier levels that a step can come back to."""
+"""Number of earlier levels that are remembered to detect recovery."""
 _MIN_CHANGE_FRAC = 0.10
 _NUM_BASELINE, _MAX_BASELINE = 16, 400
-"""Steady steps before anything is judged, and the newest of them that are kept."""
+"""Fewest steady steps for detection, and the largest number of newest ones in the baseline."""
 _NUM_CONFIRM = 7
-"""Steps whose median is the new level."""
+"""Number of steps whose median is the new level."""
 _NUM_RECENT = 4 * _NUM_CONFIRM
-# CUSUM is in standard deviations of a single step.  Half of one: it is then quickest for shifts of
-# one (Montgomery).
+# CUSUM is in standard deviations of a single step; an allowance of 0.5 is quickest for shifts of 1
+# (Montgomery).
 _ALLOWANCE = 0.5
 # h = 5 has a false alarm every 465 steps; with autocorrelated steps 8 and more are needed.
 _THRESHOLD = 8.0
-# A step that waited a minute must not fill the sum by itself: it takes three in a row.
+# One very slow step must not exceed the threshold on its own: it takes three in a row.
 _CLIP = 4.0
-# As Greyhound has it (ATC 2025).
+# As in Greyhound (ATC 2025).
 _MIN_PROBABILITY = 0.9
 _MIN_SIGMAS = 4.0
-"""The change in standard errors of the difference of two medians."""
+"""Smallest change in standard errors of the difference of two medians."""
 _MIN_SIGMA_LOG = 0.004
-"""Steps are never taken to be quieter than this: timers and logging alone do as much."""
+"""Lower bound on the noise of steps, as from timers and logging alone."""
 _RECOVERED_FRAC = 0.04
-"""A level this close to an earlier one is that level again, also one within its noise."""
+"""Largest distance from an earlier level that counts as a return to it; more for noisy steps."""
 Floats = NDArray[np.float64]
 
 _HAZARD = 1.0 / 1000.0
-"""Chance that a level begins at any one step."""
+"""Probability that a new level begins at a given step."""
 _MAX_RUN = 256
-"""Longest run of steps of one level that is kept apart; older ones are all alike by then."""
-# A level's mean may lie anywhere (weight near 0), its noise near that of the steady steps (gamma
-# with mean 1).  Half or twice any of the three, and a hazard ten times smaller or larger, left the
-# delay (3 steps) and the alarms (none) of 24 planted series with 2 % noise as they were.
+"""Longest run length that is tracked separately; longer ones are merged."""
+# Prior: a level's mean is unconstrained (weight near 0), its noise near that of the steady steps
+# (gamma with mean 1).  Half or twice any of the three, and a hazard ten times smaller or larger,
+# left the delay (3 steps) and the alarms (none) of 24 planted series with 2 % noise unchanged.
 _PRIOR_WEIGHT = 0.05
 _PRIOR_SHAPE = 2.0
 _PRIOR_RATE = 2.0
 
 
 class ChangePoints:
-    """The distribution of how many values the present level has had.
+    """Posterior of the current level's run length.
 
     Levels are normal with unknown mean and variance (normal-gamma prior, so the next value is
-    Student-t); values should come standardised by the noise of a steady run and clipped, which
-    keeps single outliers from being levels of their own.
+    Student-t); values should be standardised by the noise of a steady run and clipped, which
+    prevents single outliers from becoming separate levels.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class ChangePoints:
         self._rate = np.full(1, _PRIOR_RATE)
 
     def add(self, value: float) -> None:
-        """Take the next value into account, in time proportional to ``_MAX_RUN``."""
+        """Update with the next value, in time proportional to ``_MAX_RUN``."""
         predictive = self._log_chance + self._log_predictive(value)
         grown = predictive + math.log1p(-_HAZARD)
         begun = np.logaddexp.reduce(predictive) + math.log(_HAZARD)
@@ -90,7 +90,7 @@ class ChangePoints:
         self._log_chance = chance - np.logaddexp.reduce(chance)
 
     def recent_probability(self, num_values: int) -> float:
-        """P(the present level began within the last ``num_values`` values)."""
+        """Return P(the current level began within the last ``num_values`` values)."""
         recent = self._log_chance[: num_values + 1]
         if recent.size == self._log_chance.size:
             return 1.0
@@ -119,7 +119,7 @@ class ChangePoints:
 
 
 class DriftKind(Enum):
-    """Which way the step time went."""
+    """Direction of a change of step time."""
 
     SLOWER = "slower"
     FASTER = "faster"
@@ -146,7 +146,7 @@ class Drift(Encoded):
 
 
 class DriftMonitor:
-    """Takes steps one by one; ``add`` returns a drift at the step that confirms it."""
+    """Online detector; ``add`` returns a drift at the step that confirms it."""
 
     def __init__(self) -> None:
         self._steady: deque[float] = deque(maxlen=_MAX_BASELINE)
@@ -156,13 +156,13 @@ class DriftMonitor:
 
     @property
     def level_s(self) -> float | None:
-        """The present level, seconds; None while it is being learned."""
+        """Current level, seconds; None while it is being learned."""
         return math.exp(self._center) if self._is_known else None
 
     def add(self, iteration: int, time_s: float, *, is_masked: bool = False) -> Drift | None:
-        """Take one step; masked ones (evaluation, save, collection, probes, hooks) are passed over.
+        """Add one step; masked ones (evaluation, save, collection, probes, hooks) are ignored.
 
-        Times that are not positive and finite are passed over as well.
+        Times that are not positive and finite are ignored, too.
         """
         if is_masked or not time_s > 0 or not math.isfinite(time_s):
             return None
@@ -193,7 +193,7 @@ class DriftMonitor:
             self._refresh()
 
     def _refresh(self) -> None:
-        """Level and noise of the steady steps; neighbours that go together count as fewer."""
+        """Recompute level and noise of the steady steps, with their autocorrelation."""
         values = np.asarray(self._steady)
         self._center = float(np.median(values))
         self._sigma = max(mad_sigma(values), _MIN_SIGMA_LOG)
@@ -201,22 +201,22 @@ class DriftMonitor:
         related = max(0.0, _autocorrelation(clipped))
         inflation = (1.0 + related) / (1.0 - related)
         self._level_sigma = MEDIAN_OVER_MEAN * self._sigma * math.sqrt(inflation / _NUM_CONFIRM)
-        # A spread of block medians needs several blocks.
+        # The spread of block medians needs several blocks.
         if values.size >= 6 * _NUM_CONFIRM:
             whole = values[: values.size // _NUM_CONFIRM * _NUM_CONFIRM]
             blocks = np.median(whole.reshape(-1, _NUM_CONFIRM), axis=1)
             self._level_sigma = max(self._level_sigma, mad_sigma(blocks))
 
     def _sum(self, z: float) -> None:
-        # Uncapped, a long drift would have to be undone step by step before a recovery shows.
+        # Without a cap, a long drift would delay the detection of recovery by as many steps.
         cap = 2.0 * _THRESHOLD
         self._up = min(cap, max(0.0, self._up + z - _ALLOWANCE))
         self._down = min(cap, max(0.0, self._down - z - _ALLOWANCE))
 
     def _settle(self) -> None:
-        """A step leaves the recent ones for the baseline when it is old and nothing is suspected.
+        """Move the oldest recent step to the baseline unless a change is suspected.
 
-        Under suspicion the baseline stands still, so that a slow change cannot hide in it.
+        Under suspicion the baseline is frozen, so that it does not follow a slow change.
         """
         is_suspect = max(self._up, self._down) > _THRESHOLD
         if len(self._recent) < _NUM_RECENT or is_suspect:
@@ -227,7 +227,7 @@ class DriftMonitor:
     def _confirmed(self) -> Drift | None:
         if max(self._up, self._down) <= _THRESHOLD:
             return None
-        # Noisy steps need more of them; twice as many still tell within fifteen.
+        # Noisy steps need a longer median; twice the size still confirms within fifteen steps.
         for size in (_NUM_CONFIRM, 2 * _NUM_CONFIRM):
             if len(self._recent) < size:
                 return None
@@ -241,14 +241,14 @@ class DriftMonitor:
             return None
         probability = self._points.recent_probability(_NUM_RECENT)
         if probability < _MIN_PROBABILITY:
-            # What creeps in has no begin; then all recent steps together must have changed.
+            # A slow change has no sharp begin; then the median of all recent steps must differ.
             slow = float(np.median([value for _, value in self._recent])) - self._center
             if len(self._recent) < _NUM_RECENT or abs(slow) < least or slow * change < 0:
                 return None
         return self._drift(level, change, probability)
 
     def _least_change(self, size: int) -> float:
-        """What the medians of ``size`` steps and of the steady ones differ by at most, by noise."""
+        """Return the largest difference by noise of medians of ``size`` steps and steady ones."""
         share = _NUM_CONFIRM / size + _NUM_CONFIRM / max(len(self._steady), 1)
         return _MIN_SIGMAS * self._level_sigma * math.sqrt(share)
 
@@ -269,7 +269,7 @@ class DriftMonitor:
         return drift
 
     def _since(self, change: float) -> int:
-        """First recent step of the unbroken tail beyond half the change, outliers bridged."""
+        """Return the first recent step from which all but outliers are beyond half the change."""
         middle = self._center + 0.5 * change
         sign = 1.0 if change > 0 else -1.0
         sums, best, since = 0.0, 0.0, self._recent[-1][0]
@@ -287,7 +287,7 @@ class DriftMonitor:
         return DriftKind.SLOWER
 
     def _rebase(self, values: Sequence[float]) -> None:
-        """The new level is the baseline; noise carries over until it has been seen anew."""
+        """Make the new level the baseline; its noise carries over until re-estimated."""
         sigma, level_sigma = self._sigma, self._level_sigma
         self._steady.clear()
         self._recent.clear()
@@ -300,18 +300,18 @@ class DriftMonitor:
 
 
 def _log_change(change: float) -> float:
-    """The least change as a log ratio, on its side."""
+    """Return the smallest reported change in the direction of ``change``, as absolute log ratio."""
     return math.log1p(_MIN_CHANGE_FRAC) if change > 0 else -math.log1p(-_MIN_CHANGE_FRAC)
 
 
 def _autocorrelation(values: np.ndarray) -> float:
-    """Lag-one autocorrelation, shrunk for short series, at most 0.9."""
+    """Return the lag-one autocorrelation, shrunk for short series, at most 0.9."""
     centered = values - values.mean()
     total = float(np.dot(centered, centered))
     if total <= 0 or values.size < 4:
         return 0.0
     lag = float(np.dot(centered[1:], centered[:-1])) / total
-    # Ten values' worth of shrinkage towards none: of 16 steps the estimate itself scatters by 0.25.
+    # Shrink towards 0 with a weight of ten values, as the estimate from 16 steps scatters by 0.25.
     return min(0.9, lag * values.size / (values.size + 10.0))
 
 
@@ -320,7 +320,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftEvent(Encoded):
-    """A change of the step, or, without ``drift``, of groups that the step hides."""
+    """A change of the step or, without ``drift``, of transfers that are hidden in the step."""
 
     JSON: ClassVar[str] = "run_id unix_s iteration kind causes line **drift"
 
@@ -329,11 +329,11 @@ class DriftEvent(Encoded):
     iteration: int
     drift: Drift | None = None
     causes: tuple[Cause, ...] = ()
-    """Empty until a window has been compared with the one before."""
+    """Causes; empty until a window has been compared with the previous one."""
 
     @property
     def line(self) -> str:
-        """One line of the log.
+        """The event as one line of the log.
 
         >>> from forerun.calib.drift.monitor import Drift, DriftKind
         >>> found = Drift(kind=DriftKind.SLOWER, iteration=1208, since_iteration=1200,
@@ -359,15 +359,14 @@ class DriftEvent(Encoded):
 
     @property
     def kind(self) -> str:
-        """The kind of the drift; ``transfers`` where only these have changed."""
+        """Kind of the drift; ``transfers`` if only these have changed."""
         return "transfers" if self.drift is None else self.drift.kind.value
 
 
 def drift_causes(table: SampleTable, drift: Drift, window: int) -> tuple[Cause, ...]:
-    """What window ``window`` shows against the last one before the drift.
+    """Return causes from comparing window ``window`` with the last one before the drift.
 
-    Empty where either of them is missing: no window closed before the drift, or this one opened
-    before it.
+    Empty if no window closed before the drift, or if this one opened before it.
     """
     rows = table.newest("windows")
     # Iterations count from 1, steps from 0.
@@ -385,7 +384,7 @@ def drift_causes(table: SampleTable, drift: Drift, window: int) -> tuple[Cause, 
 
 
 def transfer_causes(table: SampleTable, windows: Sequence[int], step_s: float) -> tuple[Cause, ...]:
-    """Groups whose transfers differ between the last two of ``windows``; empty for fewer."""
+    """Return groups whose transfers differ between the last two ``windows``; empty for fewer."""
     if len(windows) < 2:
         return ()
     before, after = (only_windows(table, [window]) for window in windows[-2:])

@@ -1,12 +1,12 @@
-"""The ranks that hold the others up, and what they cost; noise names none.
+"""Stragglers and their cost, with a controlled rate of false alarms.
 
-Blame goes to where the time is spent: a rank's own work (passes, optimizer and the time between
-steps, all waiting left out) is held against that of the other ranks of its stage.  A rank that is
-late because it waited has no excess.  What a rank costs is the step of everybody's own work minus
-the same with this rank as fast as the slowest of its peers that does not stand out.
+A rank's work (passes, optimizer and time between steps, without any waiting) is compared with that
+of the other ranks of its stage, so that a rank that is late because it waited has no excess.  The
+cost of a rank is the step computed from all ranks' work minus the same with this rank as fast as
+the slowest of its peers that is no straggler.
 
-The same work of two or more is held against each other as well: transfers of the groups of a role,
-and operators of stages that have one rank each.
+Transfers of groups of one role, and operators common to stages with one rank each, are compared
+with each other as well.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ..workload import Encoded, OperatorKind, RunConfig, position
 
 Places = NDArray[np.int64]
 FORWARD_FRAC = 1 / 3
-"""Of the passes: the backward pass has two products for each of the forward pass."""
+"""Share of the forward pass; the backward pass has two products for each of its."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlaces:
-    """Where the compared ranks sit: stage and replica, ``(ranks,)`` each."""
+    """Stage and replica of the compared ranks, ``(ranks,)`` each."""
 
     stages: Places
     replicas: Places
@@ -52,7 +52,7 @@ class RankPlaces:
 
     @staticmethod
     def of(config: RunConfig, ranks: Sequence[int]) -> RankPlaces:
-        """Places of global ranks; ``ConfigError`` where one is not in the layout."""
+        """Return the places of global ranks; raises ``ConfigError`` if one is not in the layout."""
         par = config.parallelism
         if max(ranks) >= par.num_ranks:
             raise ConfigError(
@@ -67,11 +67,11 @@ class RankPlaces:
 
 
 def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floats:
-    """Step time without transfers, shape (samples,), from own times of shape (samples, ranks).
+    """Return step times without transfers, shape (samples,), from work of shape (samples, ranks).
 
-    Ranks of one stage and replica (tensor and context parallel) advance in lockstep, as fast as the
-    slowest; the stages of a replica as their schedule has it, all micro-batches alike.  The
-    slowest replica and the slowest rank's serial part add up.
+    Ranks of one stage and replica (tensor and context parallel) advance in lockstep with the
+    slowest; stages of a replica follow their schedule, with equal micro-batches.  The slowest
+    replica and the slowest rank's serial part add up.
 
     >>> two = RankPlaces(stages=np.array([0, 1]), replicas=np.array([0, 0]),
     ...              pipeline=Pipeline(num_stages=2, num_microbatches=4))
@@ -89,7 +89,7 @@ def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floa
     each_s = np.tile(
         slowest.reshape(-1, num_stages).T / num_passes, (layout.pipeline.num_virtual_stages, 1)
     )
-    # Of the two products of the backward pass one is the weight's gradient.
+    # One of the two products of the backward pass is the weight gradient.
     backward_s = each_s * (1 - FORWARD_FRAC)
     costs = pipeline_costs(
         each_s * FORWARD_FRAC,
@@ -104,32 +104,32 @@ def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floa
 Floats = NDArray[np.float64]
 
 FALSE_ALARM = 0.02
-"""Chance that anybody is named in a run in which all ranks of a stage are alike."""
+"""Probability that any rank is named in a run whose ranks per stage are identical."""
 LEAST_FRAC = 0.01
-"""Share of the step; a smaller excess is not reported."""
-# A scatter has to be seen: two values tell next to nothing of it.
+"""Smallest excess that is reported, as a share of the step."""
+# Two values tell next to nothing of a scatter.
 _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6
-"""Peers from which on their own spread is known."""
+"""Fewest peers for an estimate of their spread."""
 _LOOKS = ((1, 0.75 * FALSE_ALARM), (8, 0.25 * FALSE_ALARM))
-"""Windows that are looked at together, and the share of false alarms that each look may have.
+"""Numbers of windows that are tested together, and the false-alarm rate of each test.
 
-A window of few steps cannot tell what many agree on: of 4 steps Student's t asks 5 standard errors,
-of 32 it asks 3.  The newest goes first, since a rank may have become slow in it.
+Few steps need a larger effect: Student's t needs 5 standard errors for 4 steps, and 3 for 32.  The
+newest window is first, since a rank may have become slow in it.
 """
 _STILL = 0.5
-"""Of the excess in all windows, what the newest has to show: who was slow is not blamed for it."""
+"""Smallest excess in the newest window relative to all, so that recovered ranks are not named."""
 LEAST_SLOWER_FRAC = 0.1
-"""Share of a transfer by which links of one kind may differ without a fault."""
+"""Relative difference of transfers that is normal between links of one kind."""
 REPEAT_SIGMA_LOG = 0.02
-"""How far medians of the same work lie apart when it is measured again on another rank."""
+"""Standard deviation (log) of medians of the same work on different ranks."""
 _TRANSFER = ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
 _OPERATOR = ["kind", "phase", "shape", "element_nbytes"]
 _HOST = [OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value]
 
 
 class StragglerKind(Enum):
-    """Where the time goes."""
+    """Part of the step in which a straggler loses time."""
 
     COMPUTE = "compute"
     DATA = "data"
@@ -139,10 +139,10 @@ class StragglerKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A rank, or the ranks of a group with a slow link, that stands out from its peers.
+    """A rank that is slower than its peers, or the ranks of a group with a slow link.
 
-    Times are per step: ``excess_s`` beyond the median of the peers, ``cost_s`` what the step would
-    gain if it were as fast as the next, within ``low_s`` and ``high_s`` (90 %).
+    Times are per step: ``excess_s`` beyond the median of the peers; ``cost_s`` that the step would
+    save if it were as fast as the next, within ``low_s`` and ``high_s`` (90 %).
     """
 
     ranks: tuple[int, ...]
@@ -157,24 +157,24 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerReport(Encoded):
-    """Who stands out, the costliest first; ``reason`` says why none does."""
+    """Stragglers, costliest first; ``reason`` is why there are none."""
 
     slow: tuple[Straggler, ...] = ()
     cost_s: float = 0.0
-    """What the step would gain if all of them were as fast as the rest."""
+    """Time that the step would save if all of them were as fast as the rest."""
     num_ranks: int = 0
-    """Ranks that were compared."""
+    """Number of compared ranks."""
     reason: str = ""
 
 
 def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
-    """Who stands out in the newest run; ``step_s`` is its step, from which excesses are judged."""
+    """Return the stragglers of the newest run; ``step_s`` is its step, for relative thresholds."""
     try:
         study = _study(table, step_s)
     except (CalibrationError, ConfigError) as err:
         return StragglerReport(reason=str(err))
     if study is None:
-        return StragglerReport(reason="fewer than two ranks recorded what they did")
+        return StragglerReport(reason="fewer than two ranks recorded their work")
     stragglers, compute, layout = study.named(), study.compute, study.layout
     taken = {rank for slow in stragglers for rank in slow.ranks}
     links = [
@@ -192,7 +192,7 @@ def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
 
 
 def _study(table: SampleTable, step_s: float) -> _Study | None:
-    """The newest window's, or, where nobody stands out in it, that of the windows before it too."""
+    """Return the study of the newest window or, if that has no straggler, of several windows."""
     study = None
     for num_windows, false_alarm in _LOOKS:
         compute = newest_rank_compute(table, num_windows=num_windows)
@@ -205,13 +205,13 @@ def _study(table: SampleTable, step_s: float) -> _Study | None:
 
 
 def _stage_of(layout: RankPlaces, compute: RankCompute, ranks: Sequence[int]) -> int:
-    """Stage of the first of the ranks that was compared; -1 where none was."""
+    """Return the stage of the first compared rank; -1 if none was compared."""
     places = np.flatnonzero(np.isin(compute.ranks, list(ranks)))
     return int(layout.stages[places[0]]) if len(places) else -1
 
 
 class _Study:
-    """Own times of the newest window, or of several up to it, compared."""
+    """Comparison of ranks' work in the newest window, or in several up to it."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class _Study:
         self.step_s = step_s
         local = table.cluster().node.num_local_ranks
         per_node = table.config().parallelism.ranks_per_node
-        # Hosts that NVLink joins are one node of the layout, and still fail one by one.
+        # Hosts joined by NVLink are one node of the layout, but fail independently.
         self.ranks_per_host = local if 1 < local < per_node else per_node
         self.excess = excess_s(compute.work_s, layout.stages)
         crowd = np.bincount(layout.stages)[layout.stages]
@@ -237,18 +237,18 @@ class _Study:
         samples_text = f"{number} sample{'s' * (number != 1)} of each rank"
         self.reason = f"no rank stands out in {samples_text}"
         if number < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
-            self.reason = f"{samples_text} cannot tell, where ranks are few; record more steps"
+            self.reason = f"{samples_text}: too few to compare few ranks; record more steps"
         if self.alone.all() and not self.stage_compute:
             self.reason = "every stage has one rank and no operator in common with another"
         self.places = self._stand_out()
 
     def named(self) -> list[Straggler]:
-        """Each rank that stands out."""
+        """Return the stragglers."""
         hosts = self._slow_hosts()
         return [self._slow(place, hosts) for place in sorted(self.places)]
 
     def cost_of(self, ranks: set[int]) -> float:
-        """What the step would gain if all these ranks were as fast as the rest, seconds."""
+        """Return the seconds that the step would save if these ranks were as fast as the rest."""
         places = [p for p in self.places if int(self.compute.ranks[p]) in ranks]
         return float(np.mean(self._gains(places))) if places else 0.0
 
@@ -270,14 +270,14 @@ class _Study:
         return len(self.excess) < _LEAST_SAMPLES
 
     def _lone_excess_s(self, place: int) -> float:
-        """Of a rank alone on its stage: what its operators take beyond those of other stages."""
+        """Return the excess of the only rank of a stage over the same operators on other stages."""
         comparison = self.stage_compute.get(int(self.layout.stages[place]))
         if comparison is None or comparison.low_log <= 0:
             return 0.0
         return float(self.compute.passes_s[:, place].mean()) * -float(np.expm1(-comparison.log))
 
     def _lone_error(self, place: int) -> float:
-        """Half of a 90 % interval of such an excess, as a share of it."""
+        """Return half the 90 % interval of such an excess, relative to it."""
         comparison = self.stage_compute[int(self.layout.stages[place])]
         return Z_90 * comparison.sigma_log / float(np.expm1(comparison.log))
 
@@ -303,12 +303,12 @@ class _Study:
         )
 
     def _crowd_half_s(self, place: int) -> float:
-        """Half of a 90 % interval where one sample is all there is: from the peers' spread."""
+        """Return half the 90 % interval from the peers' spread, for a single sample."""
         peers = self.excess.mean(axis=0)[self.layout.stages == self.layout.stages[place]]
         return float(stdtrit(max(1.0, MAD_EFFICIENCY * len(peers)), 0.95)) * mad_sigma(peers)
 
     def _gains(self, places: Sequence[int]) -> Floats:
-        """Step minus the step in which these ranks are as fast as the rest, shape (samples,)."""
+        """Return the step minus that with these ranks as fast as the rest, shape (samples,)."""
         passes, serial = self.compute.passes_s.copy(), self.compute.serial_s.copy()
         for place in places:
             if self.alone[place]:
@@ -321,7 +321,7 @@ class _Study:
         return before - step_floor_s(passes, serial, self.layout)
 
     def _next(self, place: int) -> int:
-        """The slowest rank of its stage that does not stand out; of them all, where all do."""
+        """Return the slowest rank of its stage that is no straggler; of all ranks if all are."""
         peers = np.flatnonzero(self.layout.stages == self.layout.stages[place])
         rest = [int(p) for p in peers if int(p) not in self.places] or peers.tolist()
         work = self.compute.work_s.mean(axis=0)
@@ -340,7 +340,7 @@ class _Study:
         return StragglerKind.COMPUTE
 
     def _slow_hosts(self) -> set[int]:
-        """Ranks of nodes of which every compared rank stands out, where other nodes have none."""
+        """Return ranks of nodes where all compared ranks are stragglers; none if all nodes are."""
         per_node = self.ranks_per_host
         if per_node < 2:
             return set()
@@ -357,7 +357,7 @@ class _Study:
 
 
 def excess_s(values: Floats, stages: NDArray[np.int64]) -> Floats:
-    """Each rank's value less the median of the others of its stage, shape (samples, ranks).
+    """Return each rank's value minus the median of its stage's others, shape (samples, ranks).
 
     >>> excess_s(np.array([[1.0, 1.0, 1.5]]), np.array([0, 0, 0])).tolist()
     [[-0.25, -0.25, 0.5]]
@@ -378,9 +378,9 @@ def excess_s(values: Floats, stages: NDArray[np.int64]) -> Floats:
 
 
 def _is_lasting(excess: Floats, stages: NDArray[np.int64], tail: float) -> NDArray[np.bool_]:
-    """Where the mean over the samples is above 0 by Student's t; True where they are too few.
+    """Return ranks with a mean over samples above 0 by Student's t; True if there are too few.
 
-    Many peers tell together how much one sample scatters; a rank's own samples must agree.
+    With many peers, their pooled scatter is used, and a rank's own samples must agree.
     """
     number, mean = len(excess), excess.mean(axis=0)
     if number < _LEAST_SAMPLES:
@@ -401,7 +401,7 @@ def _is_lasting(excess: Floats, stages: NDArray[np.int64], tail: float) -> NDArr
 def _is_apart(
     mean: Floats, stages: NDArray[np.int64], tail: float, *, is_needed: bool
 ) -> NDArray[np.bool_]:
-    """Where a rank lies beyond the spread of its peers; too few peers decide by ``is_needed``."""
+    """Return ranks beyond the spread of their peers; ``not is_needed`` if there are too few."""
     out = np.full(len(mean), not is_needed)
     for stage in np.unique(stages):
         here = np.flatnonzero(stages == stage)
@@ -413,9 +413,9 @@ def _is_apart(
 
 
 def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -> list[Straggler]:
-    """Groups of the newest window with an exposed excess of at least ``least_s`` per step.
+    """Return groups of the newest window with an exposed excess of at least ``least_s`` per step.
 
-    Their excess is beyond the others' transfers, their cost as much of it as is exposed.
+    The excess is relative to the same transfers of other groups; the cost is its exposed part.
     """
     rows = table.newest("links")
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_steps"] > 1)]
@@ -427,13 +427,13 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
         whole_s=rows["time_s"] * each,
         excess_s=_beyond(rows, "time_s") * each,
         cost_s=_beyond(rows, "exposed_s") * each,
-        # The others' median is as uncertain as the one that is held against it.
+        # sqrt(2), as the others' median is as uncertain as the value compared with it.
         error_s=np.sqrt(2) * median_error_log(rows) * rows["time_s"] * each,
     )
     sums = rows.groupby(["role", "ranks"], sort=True)[
         ["whole_s", "excess_s", "cost_s", "error_s"]
     ].sum()
-    # Bonferroni over all groups that are compared.
+    # Bonferroni over all compared groups.
     strict = float(ndtri(1 - false_alarm / len(sums)))
     stragglers = []
     for (role, ranks), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
@@ -456,13 +456,13 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
 
 
 def _beyond(rows: pd.DataFrame, column: str) -> pd.Series:
-    """Each group's value less the median of the other groups with the same transfer."""
+    """Return each group's value minus the median of other groups with the same transfer."""
     return rows[column] - median_of_others(rows, column, _TRANSFER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCompute:
-    """Log of a stage's shared operators over the same on others, and its lower end."""
+    """Log time of a stage's shared operators over that on other stages, with lower bound."""
 
     log: float
     low_log: float
@@ -470,10 +470,10 @@ class StageCompute:
 
 
 def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
-    """How slow each stage of the newest window is, by the operators that it shares with others.
+    """Return the slowness of each stage in the newest window, from operators shared with others.
 
-    ``tail`` is the chance that the lower end lies above the truth.  The errors of all operators of
-    a stage count as one.
+    ``tail`` is the probability that the lower bound exceeds the true value.  Errors of a stage's
+    operators are taken as fully correlated.
     """
     rows = table.operators
     rows = rows[(rows["run_id"] == table.run_id) & ~rows["kind"].isin(_HOST) & ~rows["is_probe"]]
@@ -490,7 +490,7 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
         others=each * others,
         error=each * others * np.hypot(error, REPEAT_SIGMA_LOG),
     )
-    # The other side of the comparison is as uncertain.
+    # The values compared with are as uncertain, hence sqrt(2) below.
     strict = float(ndtri(1 - tail))
     by_stage = {}
     for stage, part in rows.groupby("stage", sort=True):
@@ -509,9 +509,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleWaiting:
-    """Time per step that a rank stands still for the groups of a role, mean over ranks.
+    """Time per step that a rank is blocked in groups of a role, mean over ranks.
 
-    ``transfer_s`` is what the last rank to come stands still too, ``wait_s`` what is waited for it.
+    ``transfer_s`` is the time that even the last rank to arrive is blocked; ``wait_s`` is the wait
+    for that rank.
     """
 
     role: str
@@ -521,7 +522,7 @@ class RoleWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """A clock that is not the reference's: it is ahead by ``low_s`` to ``high_s`` in mid-window."""
+    """A rank's clock, ahead of the reference by ``low_s`` to ``high_s`` at mid-window."""
 
     rank: int
     reference: int
@@ -530,12 +531,12 @@ class Clock:
     high_s: float
     drift_frac: float
     is_reached: bool
-    """False where no collective ties it to the reference: the offset is not known."""
+    """False if no collective relates it to the reference; the offset is unknown then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingReport(Encoded):
-    """Of the newest window of the newest run."""
+    """Waiting, stragglers and clocks in the newest window of the newest run."""
 
     JSON: ClassVar[str] = "schema step_time_s=step_s roles **slow clocks last_frac"
     schema: ClassVar[int] = SCHEMA
@@ -544,13 +545,13 @@ class WaitingReport(Encoded):
     roles: tuple[RoleWaiting, ...]
     slow: StragglerReport
     clocks: tuple[Clock, ...]
-    """Those that differ from the reference's, or may."""
+    """Clocks that differ from the reference, or may."""
     last_frac: Mapping[int, float]
-    """Share of the collectives of its groups that a rank was the last to come to, by rank."""
+    """Share of its groups' collectives at which a rank arrived last, by rank."""
 
     @property
     def line(self) -> str:
-        """One line on what stands out and costs a hundredth of the step; else empty."""
+        """Stragglers in a line if they cost at least 1 % of the step; else empty."""
         if not self.slow.slow or self.slow.cost_s < LEAST_FRAC * self.step_s:
             return ""
         first = self.slow.slow[0]
@@ -561,7 +562,7 @@ class WaitingReport(Encoded):
 
 
 def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
-    """What the newest window says; ``step_s`` is the run's step, against which costs are held."""
+    """Return the report on the newest window; ``step_s`` is the run's step, for relative costs."""
     skew, arrivals, clocks = (_newest(table, name) for name in ("skew", "arrivals", "clocks"))
     num_ranks = max(1, skew["rank"].nunique())
     sums = skew.groupby("role", sort=True)[["transfer_s", "wait_s"]].sum() / num_ranks
@@ -587,7 +588,7 @@ def _newest(table: SampleTable, name: str) -> pd.DataFrame:
 
 
 def _who(slow: list[Straggler]) -> str:
-    """The ranks in short, with their stage or the role of their group.
+    """Return ranks in short, with their stage or the role of their group.
 
     >>> one = dict(role="", excess_s=0.1, cost_s=0.1, low_s=0.1, high_s=0.1)
     >>> from forerun.calib.drift.stragglers import StragglerKind

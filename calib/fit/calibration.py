@@ -391,7 +391,7 @@ def calibration_for_device(
 def _check_kinds(measured: str, device: str) -> None:
     if is_processor(measured) is not is_processor(device):
         raise CalibrationError(
-            f"times on {measured} say nothing of {device}, which is no device of its kind; take a "
+            f"times on {measured} do not apply to {device}, another kind of device; take a "
             "run on such a device"
         )
 

@@ -27,7 +27,7 @@ class BatchRatio:
     provenance: str = "modelled"
 
     def over(self, base: BatchRatio) -> BatchRatio:
-        """Return the ratio of two sizes from ratios to a third, whose errors are fully correlated."""
+        """Return the ratio of two sizes from ratios to a third with fully correlated errors."""
         return BatchRatio(
             ratio=self.ratio / base.ratio,
             sigma_log=abs(self.sigma_log - base.sigma_log) or base.sigma_log,

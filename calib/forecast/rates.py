@@ -181,7 +181,7 @@ class RemainingRun:
     def from_forecast(
         value: Mapping[str, object], config: RunConfig, step_time_s: float | None = None
     ) -> RemainingRun | None:
-        """Return the remaining run of ``forecast.json``; None if nothing remains or it is not stated.
+        """Return the remaining run of ``forecast.json``; None if it is missing or at its end.
 
         ``step_time_s`` is the running layout's step in the plan that others are compared in; None:
         that of the forecast.

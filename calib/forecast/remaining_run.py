@@ -53,7 +53,7 @@ class RunProgress:
     last_step: int = 0
     """Number of steps since the first iteration of the whole run, even if it was resumed."""
     step_times_s: tuple[float, ...] = ()
-    """All unflagged bare steps so far, oldest first; if empty, those of the table's windows count."""
+    """All unflagged bare steps so far, oldest first; if empty, those of the table are used."""
     step_numbers: tuple[int, ...] = ()
     """Iterations (from 1) of ``step_times_s``; if empty, all have the config's batch size."""
     irregular_times_s: tuple[float, ...] = ()
@@ -292,7 +292,7 @@ def seen_extra(
 def expected_failures(
     so_far: RunProgress, *, num_ranks: int, is_cpu: bool, started_unix_s: float, save_every_s: float
 ) -> Failures | None:
-    """Return failures at the user's rate, else at the public one; none on a CPU without restarts."""
+    """Return failures at the stated rate, else the public one; None on a CPU without restarts."""
     if so_far.goals.mtbf_hours is None and is_cpu and not so_far.num_restarts:
         return None
     hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / num_ranks

@@ -72,7 +72,7 @@ def whole_run(
     if num_tokens:
         num_steps = _num_steps(-(-num_tokens // seq_length), levels)
     if not num_steps:
-        raise ConfigError("nothing says how long the run is; give --tokens such as 1T")
+        raise ConfigError("the length of the run is not known; give --tokens such as 1T")
     ahead = model_forecast(config, steps, estimate, started_unix_s=0.0)
     schedule = remaining_schedule(
         config.cadence,

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .kineto import kineto_tables
-    from .kineto_origins import TraceShares
-    from .nccl_tests import nccl_tests_collectives
-    from .own_format import (
+    from .canonical_steps import (
+        REQUIRED,
+        SPLIT_COLUMNS,
+        ZERO,
+        canonical_frame,
+        holds_narrow_grads,
+        read_steps,
+        refuse_unread,
+        with_split_columns,
+    )
+    from .canonical_tables import (
         CHOSEN,
         COLLECTIVES,
         MICROSECOND_S,
@@ -21,17 +28,10 @@ if TYPE_CHECKING:
         read_table,
         shape_sizes,
         table_kind,
-        unlike,
+        unknown_table_error,
     )
-    from .own_steps import (
-        REQUIRED,
-        SPLIT_COLUMNS,
-        ZERO,
-        as_stated,
-        canonical_frame,
-        holds_narrow_grads,
-        read_steps,
-        refuse_unread,
-    )
+    from .kineto import kineto_tables
+    from .kineto_origins import TraceShares
+    from .nccl_tests import nccl_tests_collectives
 
 __getattr__ = lazy_getattr(__name__)

@@ -1,14 +1,14 @@
-"""Operators and collectives out of a trace of PyTorch's profiler, recorded with shapes.
+"""Operators and collectives from a trace of PyTorch's profiler, recorded with shapes.
 
-On a device the time of an operator is that in which any kernel ran that it launched, those of
-several streams at once; in a trace without kernels it is the operator's own.  The backward of an
-operator is the node of autograd with its sequence number, all of it but what a checkpoint runs
-again inside: that is recomputation.
+On a device the time of an operator is that in which any kernel that it launched ran, with kernels
+of several streams at once counted once; in a trace without kernels it is the operator's own.  The
+backward of an operator is the autograd node with its sequence number, except what a checkpoint
+recomputes inside.
 
-A collective is one row for each kernel that transfers.  A kernel of NCCL runs from when its own
-rank arrives, so that its time includes waiting for the others: the shortest over the ranks' traces
-is nearest to the transfer.  Releases before 2.3 tell neither size nor group; then the size is that
-of the tensors around the launch, and the row is flagged where the group had to be taken for the
+Each kernel that transfers is one row of the collectives.  An NCCL kernel runs from the arrival of
+its own rank, so that its time includes waiting for the others: the shortest over the ranks' traces
+is nearest to the transfer.  Releases before 2.3 record neither size nor group; then the size is
+that of the tensors around the launch, and the row is flagged if the group had to be taken for the
 whole world.
 """
 
@@ -34,6 +34,7 @@ from ..records import (
 )
 from ..units import NS_PER_S
 from ..workload import Collective, OperatorKind, Phase
+from .canonical_tables import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, element_nbytes
 from .kineto_origins import (
     NODE,
     SEQUENCE,
@@ -45,9 +46,8 @@ from .kineto_origins import (
     is_recomputed_operation,
     kernel_frame,
     origins,
-    shares,
+    trace_shares,
 )
-from .own_format import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, element_nbytes
 
 Dims = Sequence[Sequence[int]]
 Sizes = Callable[[Dims], tuple[int, ...]]
@@ -67,16 +67,16 @@ def _attention(dims: Dims) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An operator of ATen that is one of ours."""
+    """An ATen operator that is one of ours."""
 
     kind: OperatorKind
     node: str
-    """How the name of its node of autograd begins."""
+    """Prefix of its autograd node's name."""
     sizes: Sizes = _rows
     tensor: int = 0
-    """Which input tells the element type."""
+    """Index of the input that gives the element type."""
     causal: int | None = None
-    """Which input says whether attention is causal."""
+    """Index of the input that makes attention causal; None if there is none."""
 
 
 _PRODUCT, _BATCHED = OperatorKind.LINEAR, OperatorKind.BATCHED_PRODUCT
@@ -112,28 +112,28 @@ _KNOWN = {
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One operator or one node of autograd as it ran, and the numbers of all that ran inside."""
+    """One run of an operator or an autograd node, and the numbers of all operations inside."""
 
     event: TraceEvent
     phase: Phase = Phase.FORWARD
     numbers: list[int] = field(default_factory=list)
     others_ns: int = 0
-    """Time of what ran inside and is not its own: nodes of a checkpoint, a forward pass again."""
+    """Time inside that is not its own: nodes of a checkpoint, a recomputed forward pass."""
 
     @property
     def name(self) -> str:
-        """Of an operator, as ``_KNOWN`` has it."""
+        """Name of an operator, as in ``_KNOWN``."""
         return self.event.name.removeprefix("aten::")
 
     @property
     def key(self) -> tuple[int, Any]:
-        """Where an operator's node looks for it: sequence numbers are a thread's own."""
+        """Key by which an operator's node finds it: sequence numbers are per thread."""
         return self.event.thread, self.event.details.get(SEQUENCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KinetoTables:
-    """What a trace holds: tables in our own format, and how much of its kernel time is known.
+    """Tables of a trace in our own format, and how much of its kernel time is attributed.
 
     ``shares`` is None in a trace without kernels; ``refusal`` says why there are no rows.
     """
@@ -148,9 +148,9 @@ class KinetoTables:
 def kineto_tables(
     trace: Mapping[str, Any], name: str, *, fabric: str, ranks_per_node: int
 ) -> KinetoTables:
-    """Operators by call, forward, backward and recomputed, transfers by kernel, and all kernels.
+    """Return operators by call (forward, backward, recomputed), transfers by kernel, and kernels.
 
-    ``RecordError`` where the file is no trace; ``ranks_per_node`` as in ``transfer_frame``.
+    Raise ``RecordError`` if the file is no trace; ``ranks_per_node`` is as in ``transfer_frame``.
     """
     events = _events(trace, name)
     device = _device_name(trace)
@@ -163,7 +163,7 @@ def kineto_tables(
         operators=operators,
         collectives=collectives,
         kernels=kernel_frame(name, device, kernel_origins),
-        shares=shares(name, kernel_origins, host, len(collectives)),
+        shares=trace_shares(name, kernel_origins, host, len(collectives)),
         refusal=""
         if len(operators) or len(collectives)
         else _refusal(events, kernel_origins, name),
@@ -181,7 +181,7 @@ def _refusal(
 
 
 def _operators(events: Sequence[TraceEvent], host: HostEvents, device: str) -> pd.DataFrame:
-    """Rows of all calls; ``forward`` holds the last of each number, which made the node."""
+    """Return the rows of all calls; ``forward`` has the last per number, which made the node."""
     calls = [call for thread in operations_by_thread(events).values() for call in _calls(thread)]
     kernels = _kernels_of_calls(events)
     rows: list[dict[str, Any]] = []
@@ -212,14 +212,14 @@ def _events(trace: Mapping[str, Any], name: str) -> list[TraceEvent]:
 
 
 def _device_name(trace: Mapping[str, Any]) -> str:
-    """The first device of the trace, "cpu" where there is none."""
+    """Return the first device of the trace, "cpu" if there is none."""
     properties = trace.get("deviceProperties") or [{}]
     return str(properties[0].get("name", "cpu"))
 
 
 @dataclass(slots=True)
-class _Inside:
-    """An event that is open, and whose all that runs in it is."""
+class _OpenEvent:
+    """An open event, and the call that owns everything that runs in it."""
 
     event: TraceEvent
     owner: _Call | None = None
@@ -228,9 +228,9 @@ class _Inside:
 
 
 def _calls(thread: Sequence[TraceEvent]) -> Iterator[_Call]:
-    """Known operators and nodes of autograd; what runs inside one belongs to it, but for nodes and
-    what a checkpoint runs again."""
-    stack: list[_Inside] = []
+    """Yield known operators and autograd nodes; all that runs inside one belongs to it, except
+    nodes and what a checkpoint recomputes."""
+    stack: list[_OpenEvent] = []
     for event in thread:
         while stack and event.start_ns >= stack[-1].event.end_ns:
             stack.pop()
@@ -244,7 +244,7 @@ def _calls(thread: Sequence[TraceEvent]) -> Iterator[_Call]:
             owner.numbers.append(event.number)
 
 
-def _open(event: TraceEvent, around: _Inside | None) -> _Inside:
+def _open(event: TraceEvent, around: _OpenEvent | None) -> _OpenEvent:
     owner = around.owner if around is not None else None
     node = around.node if around is not None else None
     is_recomputed = around.is_recomputed if around is not None else False
@@ -252,16 +252,16 @@ def _open(event: TraceEvent, around: _Inside | None) -> _Inside:
     if owner is not None and (starts_recompute or is_node(event)):
         owner.others_ns += event.duration_ns
     if is_node(event):
-        return _Inside(event, _Call(event=event, phase=Phase.BACKWARD), event)
+        return _OpenEvent(event, _Call(event=event, phase=Phase.BACKWARD), event)
     if starts_recompute:
         owner, is_recomputed = None, True
     if owner is None and event.name.removeprefix("aten::") in _KNOWN:
         owner = _Call(event=event, phase=Phase.RECOMPUTE if is_recomputed else Phase.FORWARD)
-    return _Inside(event, owner, node, is_recomputed)
+    return _OpenEvent(event, owner, node, is_recomputed)
 
 
 def _kernels_of_calls(events: Sequence[TraceEvent]) -> dict[int, list[TracedWork]] | None:
-    """Kernels by the number of the operator that launched them; None without a device."""
+    """Group kernels by the number of the operator that launched them; None without a device."""
     if not any(event.category == KERNEL for event in events):
         return None
     kernels: dict[int, list[TracedWork]] = {}
@@ -278,7 +278,7 @@ def _time_s(call: _Call, kernels: Mapping[int, list[TracedWork]] | None) -> floa
 
 
 def _operator_row(call: _Call, device: str) -> dict[str, Any] | None:
-    """What both phases of a call share; None where its shapes were not recorded."""
+    """Return the columns shared by both phases of a call; None if its shapes were not recorded."""
     known, details = _KNOWN[call.name], call.event.details
     try:
         sizes = known.sizes(details[SHAPES])
@@ -299,7 +299,7 @@ def _operator_row(call: _Call, device: str) -> dict[str, Any] | None:
 
 
 def _is_causal(known: _Known, details: Mapping[str, Any]) -> bool:
-    """True where it is no attention, or a causal one; a trace that does not say is believed."""
+    """True if it is causal or no attention; causal is assumed if the trace does not say."""
     concrete = details.get("Concrete Inputs")
     if known.causal is None or not concrete or known.causal >= len(concrete):
         return True
@@ -314,10 +314,10 @@ def transfer_frame(
     fabric: str,
     ranks_per_node: int,
 ) -> pd.DataFrame:
-    """A collective table in our own format, in the order of the trace.
+    """Return a collective table in our own format, in the order of the trace.
 
-    ``ranks_per_node`` tells which ranks of a group share a node.  A kernel whose collective,
-    payload or number of ranks the trace does not say is left out.
+    ``ranks_per_node`` determines which ranks of a group share a node.  A kernel is left out if the
+    trace does not give its collective, payload or number of ranks.
     """
     place = {"device": device, "fabric": fabric}
     world = _world(trace)
@@ -329,7 +329,7 @@ def transfer_frame(
 
 
 def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[str, Any] | None:
-    """Returns one transfer without its time; None where the trace does not describe one."""
+    """Return one transfer without its time; None if the trace does not describe one."""
     details = origin.details or {}
     if origin.collective in (None, Collective.OTHER):
         return None
@@ -355,7 +355,7 @@ def _world(trace: Mapping[str, Any]) -> int:
 
 
 def _nbytes(details: Mapping[str, Any], collective: Collective, num_ranks: int) -> int:
-    """Bytes as nccl-tests counts them; 0 where they are not told."""
+    """Return the bytes as nccl-tests counts them; 0 if unknown."""
     side = "Out msg nelems" if collective in _COUNTS_OUTPUT else "In msg nelems"
     if side in details:
         size = element_nbytes(str(details.get("dtype", "")), default=4)
@@ -368,7 +368,7 @@ def _nbytes(details: Mapping[str, Any], collective: Collective, num_ranks: int) 
 
 
 def _num_elements(dims: Any) -> int:
-    """Returns the size of a tensor, or of all in a list of tensors; 0 where none is recorded.
+    """Return the size of a tensor, or of all in a list of tensors; 0 if none is recorded.
 
     >>> _num_elements([2, 3]), _num_elements([[2, 3], [4]]), _num_elements([])
     (6, 10, 0)
@@ -381,7 +381,7 @@ def _num_elements(dims: Any) -> int:
 
 
 def _num_nodes(details: Mapping[str, Any], num_ranks: int, ranks_per_node: int) -> int:
-    """Nodes of the listed ranks; of a block of ranks where the list is missing or cut short."""
+    """Return the nodes of the listed ranks; of a block of ranks if that list is incomplete."""
     try:
         ranks = loads(str(details.get("Process Group Ranks", "")))
     except ValueError:

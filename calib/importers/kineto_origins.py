@@ -1,18 +1,15 @@
-"""Where the work of the device comes from: operator, phase and transfer of each kernel of a trace.
+"""Origins of the kernels of a trace: the operator, phase and transfer of each.
 
-A kernel belongs to the operation of the host around its launch.  Inside a node of autograd it is
-backward, but for what runs there with gradients enabled: that is a forward pass again, of a
-checkpoint.  A node and the operation that it differentiates share a number, which each thread
-counts for itself.
+A kernel belongs to the host's operation around its launch.  Inside an autograd node it is backward,
+unless it runs there with gradients enabled: then it is the recomputed forward pass of a checkpoint.
+A node and the operation that it differentiates share a number, which each thread counts separately.
 
-Events of a Chrome trace that PyTorch's profiler wrote, of any of its releases.
+``from_chrome`` reads traces of all releases of PyTorch's profiler.  Names of categories and
+arguments have changed since 1.8; older ones are replaced by the current ones.  An event without a
+time, or with one that is no number, is left out.
 
-Names of categories and arguments have changed since 1.8; what a release calls otherwise has here
-the name of today.  An event without a time, or with one that is no number, is left out.
-
-How much of a trace's kernel time is known: by operator, phase and transfer, and what is not.
-
-What is not known has a cause; a share without one would hide that a reader is wrong.
+``TraceShares`` tells how much of a trace's kernel time is attributed by operator, phase and
+transfer.  Each share that is not has a cause: one without would hide that a reader is wrong.
 """
 
 from __future__ import annotations
@@ -48,17 +45,17 @@ SEQUENCE = "Sequence number"
 _FORWARD_THREAD = "Fwd thread id"
 _HOST = frozenset({CPU_OP, USER_RANGE})
 ACCUMULATION = "torch::autograd::AccumulateGrad"
-"""The node that adds to a parameter's gradient; no operation of the forward pass is its own."""
+"""Autograd node that adds to a parameter's gradient; it has no operation of the forward pass."""
 _OPTIMIZER = re.compile(r"^Optimizer\.|\boptimizer\b|\bzero_grad\b", re.IGNORECASE)
 _FORWARD = re.compile(r"\bforward\b", re.IGNORECASE)
 _LISTS_OUTPUT = "c10d::"
-"""Its operations name what they write before what they read; all others the input first."""
+"""Prefix of operations whose arguments list outputs first; all others list the input first."""
 _TRANSFER_RANGE = re.compile(r"^(nccl|rccl|gloo|mpi|ucc):(?!wait)")
 _TRANSFER_OP = re.compile(r"^(c10d::|symm_mem::)(?!wait|barrier)(?=.*(all|reduce|broad|send|recv))")
 
 
 class Missing(Enum):
-    """Why nothing is known of who launched a kernel."""
+    """Reason why the operator that launched a kernel is unknown."""
 
     BEFORE = "launched before the trace began"
     LAUNCH = "its launch is not in the trace"
@@ -67,10 +64,11 @@ class Missing(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOrigin:
-    """One kernel's.  ``operator`` is that of the forward pass where a node names one, "" if none.
+    """Origin of one kernel.
 
-    ``details`` are those of the transfer around the launch; ``group`` its description and name, ""
-    where the trace does not tell.
+    ``operator`` is that of the forward pass if a node names one, "" if there is none.  ``details``
+    are those of the transfer around the launch; ``group`` has the description and name of its
+    group, "" if unknown.
     """
 
     kernel: TraceEvent
@@ -84,7 +82,7 @@ class KernelOrigin:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What holds for all that runs inside one event of the host."""
+    """Attributes of everything that runs inside one event of the host."""
 
     phase: Phase | None = None
     operator: str = ""
@@ -96,7 +94,7 @@ _NOWHERE = _Place()
 
 
 class HostEvents:
-    """Operations and ranges of the host: which runs in which, and which forward a node is of."""
+    """Operations and ranges of the host: their nesting, and each node's forward operation."""
 
     def __init__(self, events: Sequence[TraceEvent]) -> None:
         self._nesting = Nesting(operations_by_thread(events, _HOST))
@@ -120,30 +118,31 @@ class HostEvents:
         return places
 
     def at_number(self, number: int) -> _Place | None:
-        """The place of the operation with that number."""
+        """Return the place of the operation with that number; None if there is none."""
         position = self._numbers.get(number)
         return self._places[position[0]][position[1]] if position else None
 
     def at_launch(self, launch: TraceEvent) -> _Place | None:
-        """That of the innermost event around a launch, by thread and time."""
+        """Return the place of the innermost event around a launch, by thread and time."""
         at = self._nesting.around(launch)
         return None if at is None else self._places[launch.thread][at]
 
 
 def is_node(event: TraceEvent) -> bool:
-    """True for a node of autograd as the engine runs it."""
+    """True for an autograd node as the engine runs it."""
     return event.name.startswith(NODE)
 
 
 def is_recomputed_operation(event: TraceEvent, node: TraceEvent | None) -> bool:
-    """True for an operation of a forward pass that runs inside ``node``: a checkpoint's.
+    """True for an operation of a checkpoint's forward pass that runs again inside ``node``.
 
-    Only what runs with gradients enabled has a number of its own, and no thread of a forward.
+    Only operations with gradients enabled have a number of their own, and no forward thread.
 
     >>> node = TraceEvent(name=f"{NODE}ReluBackward0", category=CPU_OP, start_ns=0, duration_ns=9)
     >>> inner = {"category": CPU_OP, "start_ns": 1, "duration_ns": 2}
     >>> conv = TraceEvent(name="aten::conv2d", details={SEQUENCE: 7, _FORWARD_THREAD: 0}, **inner)
-    >>> is_recomputed_operation(conv, node), is_recomputed_operation(TraceEvent(name="aten::mul", **inner), node)
+    >>> mul = TraceEvent(name="aten::mul", **inner)
+    >>> is_recomputed_operation(conv, node), is_recomputed_operation(mul, node)
     (True, False)
     """
     if node is None or event.category != CPU_OP or _applies(event):
@@ -152,16 +151,16 @@ def is_recomputed_operation(event: TraceEvent, node: TraceEvent | None) -> bool:
 
 
 def _applies(event: TraceEvent) -> bool:
-    """True for a node, and for the function that it calls."""
+    """True for a node and for the function that it calls."""
     return is_node(event) or bool(event.details.get(_FORWARD_THREAD))
 
 
 def forward_operations(threads: Mapping[int, list[TraceEvent]]) -> dict[int, TraceEvent]:
-    """The operation that each node differentiates, by ``id`` of the node.
+    """Return the operation that each node differentiates, by ``id`` of the node.
 
-    Of all with its number on its forward thread the last outermost one: those before it have asked
-    for the number and made no node.  A node counts forward threads by numbers of its own; the
-    thread that knows most of their sequence numbers is meant.
+    It is the last outermost one with the node's number on its forward thread: earlier ones took the
+    number and made no node.  Nodes number forward threads in their own way; each such number stands
+    for the thread that has most of the nodes' sequence numbers.
     """
     made: dict[tuple[int, int], TraceEvent] = {}
     nodes: dict[int, list[TraceEvent]] = {}
@@ -225,7 +224,7 @@ def _phase_of_range(name: str) -> Phase | None:
 
 
 def _transfer(event: TraceEvent, around: _Place) -> tuple[TraceEvent, ...]:
-    """Events that describe one transfer, from the outside in."""
+    """Return the events that describe one transfer, outermost first."""
     is_one = event.name == MESSAGE_OP or (
         _TRANSFER_RANGE if event.category == USER_RANGE else _TRANSFER_OP
     ).search(event.name)
@@ -233,7 +232,7 @@ def _transfer(event: TraceEvent, around: _Place) -> tuple[TraceEvent, ...]:
 
 
 def origins(events: Sequence[TraceEvent]) -> tuple[list[KernelOrigin], HostEvents]:
-    """Of every kernel, in the order of the events; and the host's side of the trace."""
+    """Return the origin of each kernel, in event order, and the host's side of the trace."""
     host = HostEvents(events)
     launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
     first = min(launches, default=0)
@@ -275,7 +274,7 @@ def _origin(kernel: TraceEvent, place: _Place | None, missing: Missing) -> Kerne
 
 
 def _message(kernel: TraceEvent, around: tuple[TraceEvent, ...]) -> dict[str, Any]:
-    """What is told of a transfer: by its kernel, else by the events around its launch."""
+    """Return the details of a transfer, from its kernel, else from the events around its launch."""
     if "Collective name" in kernel.details:
         return dict(kernel.details)
     details: dict[str, Any] = {}
@@ -304,16 +303,16 @@ _OLD_CATEGORIES = {
     "user annotation": USER_RANGE,
     "cpu_user_annotation": USER_RANGE,
 }
-"""Names until PyTorch 1.11, in small letters; a kernel differs in the case alone."""
+"""Category names up to PyTorch 1.11, in lower case; that of kernels differs only in case."""
 _OLD_DETAILS = {"Input dims": SHAPES, "external id": "External id", "Input Types": "Input type"}
 _HOST_TRACK = frozenset({CPU_OP, USER_RANGE})
 _NS_PER_US = 1000
 _LONGEST_US = 1e17
-"""Three thousand years: clocks count from 1970, and what is beyond is a time that was not taken."""
+"""Three thousand years: clocks count from 1970, so that a larger value was never measured."""
 
 
 def from_chrome(events: Iterable[Mapping[str, object]]) -> list[TraceEvent]:
-    """The complete events of a trace; its times are microseconds, with or without fractions.
+    """Return the complete events of a trace; its times are microseconds, with or without fractions.
 
     >>> kernel = {"ph": "X", "cat": "Kernel", "name": "gemm", "ts": "5", "dur": 2.25}
     >>> [(e.category, e.start_ns, e.duration_ns) for e in from_chrome([kernel])]
@@ -344,8 +343,8 @@ def _event(event: Mapping[str, object], start_ns: int, duration_ns: int, thread:
     category = _category(str(event.get("cat", "")))
     number, correlation = _whole(details.get("External id")), _whole(details.get("correlation"))
     is_host = category in _HOST_TRACK
-    # Kineto of 2022 and 2023 repeats the correlation where the number of the operation around
-    # belongs; some other operation may have it as its own.
+    # Kineto of 2022 and 2023 repeats the correlation in place of the number of the operation
+    # around; that may be the number of some other operation.
     link = 0 if is_host or number == correlation else number
     return TraceEvent(
         name=str(event.get("name", "")),
@@ -366,7 +365,7 @@ def _category(name: str) -> str:
 
 
 def _nanoseconds(value: object) -> int | None:
-    """None where it is no time; integers stay whole, for they may be beyond a float's digits."""
+    """Return nanoseconds, None if it is no time; integers stay exact beyond a float's digits."""
     if isinstance(value, int):
         return value * _NS_PER_US if abs(value) < _LONGEST_US else None
     try:
@@ -395,16 +394,16 @@ KERNEL_COLUMNS = (
     "time_s",
 )
 _LEAST_SHOWN_FRAC = 0.0005
-"""A smaller share reads as 0.0 %."""
+"""Least share that is printed; a smaller one would read as 0.0 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceShares:
-    """Shares of the time of all kernels, each of 1.
+    """Shares of the time of all kernels, as fractions of 1.
 
-    ``outside_frac`` has an operator and no phase: input that is made or exchanged.  ``missing`` are
-    causes.  Of ``num_nodes`` nodes of autograd ``num_linked`` have their operation
-    of the forward pass, ``num_accumulating`` have none, for they add gradients up.
+    ``outside_frac`` has an operator but no phase: input that is made or exchanged.
+    ``missing_fracs`` are by cause.  ``num_linked`` of ``num_nodes`` autograd nodes have their
+    operation of the forward pass; ``num_accumulating`` have none, as they add gradients up.
     """
 
     name: str
@@ -423,12 +422,12 @@ class TraceShares:
 
     @property
     def inside_frac(self) -> float:
-        """Time by operator over that of kernels that were launched while the trace ran."""
+        """Kernel time with an operator, over that of kernels launched while the trace ran."""
         inside = 1.0 - self.missing_fracs.get(Missing.BEFORE.value, 0.0)
         return self.operator_frac / inside if inside > 0 else 0.0
 
     def text(self) -> str:
-        """One line.
+        """Return the shares as one line.
 
         >>> TraceShares(
         ...     name="t", num_kernels=4, kernel_time_s=0.002, operator_frac=0.75,
@@ -458,10 +457,10 @@ class TraceShares:
         return f"{self.name}: {summary}: {'; '.join(parts)}"
 
 
-def shares(
+def trace_shares(
     name: str, origins: Sequence[KernelOrigin], host: HostEvents, num_sized_transfers: int
 ) -> TraceShares | None:
-    """What is known of the kernels of a trace; None where it has none."""
+    """Return the shares of a trace's kernel time; None if it has no kernels."""
     total_ns = sum(origin.kernel.duration_ns for origin in origins)
     if not total_ns:
         return None
@@ -491,8 +490,8 @@ def shares(
 
 
 def kernel_frame(name: str, device: str, origins: Sequence[KernelOrigin]) -> pd.DataFrame:
-    """Kernels by phase, operator and transfer, the longest time first; a cause in place of an
-    operator that is not known."""
+    """Return kernels summed by phase, operator and transfer, longest time first; a cause replaces
+    an unknown operator."""
     rows = [
         {
             "trace": name,

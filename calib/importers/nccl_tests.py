@@ -1,7 +1,7 @@
-"""Collectives out of the logs that the programs of nccl-tests (and rccl-tests) print.
+"""Collectives from the logs that the programs of nccl-tests (and rccl-tests) print.
 
-A line may stand behind whatever a launcher or a container writes before it (``[1,0]<stdout>:`` of
-mpirun, ``0:`` of srun, a time of Kubernetes): what a line says is sought in it, not at its start.
+A launcher or a container may prefix a line (``[1,0]<stdout>:`` of mpirun, ``0:`` of srun, a time of
+Kubernetes), so patterns may match anywhere in a line, not only at its start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..errors import RecordError
 from ..workload import Collective
-from .own_format import COLLECTIVE_COLUMNS, MICROSECOND_S
+from .canonical_tables import COLLECTIVE_COLUMNS, MICROSECOND_S
 
 _PROGRAMS = {
     "all_reduce": Collective.ALL_REDUCE,
@@ -25,9 +25,9 @@ _PROGRAMS = {
     "sendrecv": Collective.SEND,
 }
 MAX_LINE_LENGTH = 2000
-"""No line of these logs is as long; searches in longer ones would take time without end."""
+"""Longer lines are skipped: these logs have none, and searches in them could take for ever."""
 _BEGINNING = re.compile(r"# nccl-tests version|# Collective test starting|# ?nThread|^nThread")
-"""In the first line of a test, by the version of the program."""
+"""Beginning of a test's first line in the various versions of the program."""
 _RANK = re.compile(
     r"(?<!\w)Rank\s+(\d+)\b(?:.{0,60}?\bPid\s+(\d+))?.{0,60}?"
     r"\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
@@ -39,11 +39,11 @@ _HEADER = re.compile(r"\bsize\s+count\b.*\btime\b.*")
 _ROW = re.compile(r"(?<![\w.,])\d+\s+\d+\s+[a-z]\w*\s.*")
 """Bytes, elements and their type, with all that follows."""
 _TAG = re.compile(r"\[\d+\]")
-"""What a launcher may put before each piece of a line that a rank writes."""
+"""Tag that a launcher may put before each piece of a line that a rank writes."""
 _FAILED = re.compile(r"Out of bounds values\s*:\s*(\d+)\s+FAILED")
 _ABORTED = re.compile(r"\bTest (?:NCCL |CUDA |HIP )?failure\b")
 _WRONG = "#wrong"
-"""Elements that came out wrong; versions before 2022 have the largest error there, rounding."""
+"""Column of wrong elements; versions before 2022 have the largest rounding error in its place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,24 +57,24 @@ class _Test:
     processes: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Host and process of each rank."""
     has_worlds: bool = False
-    """Two processes call themselves the same rank: each is a world of its own."""
+    """True if two processes report the same rank: each is a world of its own."""
     columns: Sequence[str] = ()
     rows: list[tuple[int, float]] = field(default_factory=list)
-    """Bytes and microseconds, out of place."""
+    """Bytes and microseconds, of the out-of-place variant."""
     num_wrong: int = 0
-    """Rows whose result was wrong, which are left out."""
+    """Number of rows with a wrong result, which are left out."""
     has_failed: bool = False
-    """The program found wrong values, and does not say in which rows."""
+    """True if the program reports wrong values without the rows they are in."""
     is_aborted: bool = False
 
     def take_rank(self, match: re.Match[str]) -> None:
-        """Take a line that names a rank."""
+        """Parse a line that names a rank."""
         number, process = int(match[1]), (match[3], match[2])
         self.has_worlds |= self.processes.setdefault(number, process) != process
         self.ranks[number] = (match[3], match[4])
 
     def take_row(self, text: str) -> None:
-        """Take a line of results; one of which a result is wrong is counted alone."""
+        """Parse a line of results; one with a wrong result is only counted."""
         words = text.split()
         if "time" not in self.columns or len(words) <= (place := self.columns.index("time")):
             return
@@ -91,12 +91,12 @@ class _Test:
 
 
 def nccl_tests_collectives(text: str, name: str, *, fabric: str) -> tuple[pd.DataFrame, list[str]]:
-    """A collective table in our own format, and what was left out and why.
+    """Return a collective table in our own format, and notes on what was left out and why.
 
     The program's name is in the log of newer versions, in the command line that many logs begin
-    with or in their last line, else in the file's name.  Left out are rows whose results were
-    wrong, and tests of which nobody knows in which rows they were; a test that was aborted keeps
-    the rows before that, and is named.  ``RecordError`` where no test can be read.
+    with or in their last line, else in the file's name.  Rows with wrong results are left out, and
+    tests that have some in unknown rows; a test that was aborted keeps the rows before that, and is
+    named.  Raise ``RecordError`` if no test can be read.
     """
     problems, rows = [], []
     for test in _tests(text, name):
@@ -113,9 +113,11 @@ def nccl_tests_collectives(text: str, name: str, *, fabric: str) -> tuple[pd.Dat
 
 
 def _refusal(test: _Test) -> str:
-    """Why nothing of a test can be taken; empty where it can."""
+    """Return the reason why a test cannot be used; empty if it can."""
     if test.program is None:
-        return "a test does not say its name; name the file after its program (all_reduce_perf.log)"
+        return (
+            "a test does not print its name; name the file after its program (all_reduce_perf.log)"
+        )
     if test.program not in _PROGRAMS:
         return f"{test.program} is not modelled"
     if not test.ranks:
@@ -126,16 +128,16 @@ def _refusal(test: _Test) -> str:
             "MPI=1 and start it with mpirun or srun, or give -g more than one GPU"
         )
     if test.has_failed and not test.num_wrong:
-        return f"{test.program} got wrong values and does not say in which rows"
+        return f"{test.program} got wrong values and does not print in which rows"
     return ""
 
 
 def _flaws(test: _Test) -> Iterator[str]:
-    """What a reader should know of a test that is taken."""
+    """Yield warnings on a test that is used."""
     if test.num_wrong:
         yield f"{test.program}: {test.num_wrong} sizes with wrong results are left out"
     if test.is_aborted:
-        yield f"{test.program} was aborted; what it measured before is taken"
+        yield f"{test.program} was aborted; its earlier measurements are imported"
 
 
 def _rows(test: _Test, fabric: str) -> Iterator[dict[str, object]]:
@@ -154,7 +156,7 @@ def _rows(test: _Test, fabric: str) -> Iterator[dict[str, object]]:
 
 
 def _tests(text: str, name: str) -> Iterator[_Test]:
-    """The tests of a log, those with results."""
+    """Yield the tests of a log that have results."""
     test, mentioned = _Test(program=None), None
     for line in text.splitlines():
         if len(line) > MAX_LINE_LENGTH:
@@ -173,7 +175,7 @@ def _tests(text: str, name: str) -> Iterator[_Test]:
 
 
 def _take(test: _Test, line: str) -> None:
-    """Take what one line says of its test."""
+    """Update a test from one of its lines."""
     if library := _LIBRARY.search(line):
         test.library = library[1]
     test.has_failed |= bool(_FAILED.search(line))

@@ -233,9 +233,9 @@ def _cached(
 ) -> Block:
     config = cache_key.config
     if not is_wide:
-        return _made(config, kind, _MODULES[kind](config), is_recomputed)
+        return _make_block(config, kind, _MODULES[kind](config), is_recomputed)
     config = replace(config, fp8=Fp8Recipe.NONE, keeps_fp8_params=False, wide_layers=(0, 0))
-    made = _made(config, kind, _MODULES[kind](config), is_recomputed)
+    made = _make_block(config, kind, _MODULES[kind](config), is_recomputed)
     phases = ("forward", "backward", "recompute")
     return replace(made, **{phase: _widened(getattr(made, phase)) for phase in phases})
 
@@ -275,10 +275,10 @@ def _work(config: RunConfig, parts: Iterable[LayerModule]) -> Block:
         )
         for part in parts
     ]
-    return _made(config, BlockKind.EXPERT_LAYER, tuple(bare), False)
+    return _make_block(config, BlockKind.EXPERT_LAYER, tuple(bare), False)
 
 
-def _made(
+def _make_block(
     config: RunConfig, kind: BlockKind, parts: tuple[LayerModule, ...], is_recomputed: bool
 ) -> Block:
     nbytes = config.precision.nbytes
@@ -296,7 +296,7 @@ def _made(
         backward=(*_counted(whole, Phase.BACKWARD, nbytes), *_units(config, kind, Phase.BACKWARD)),
         recompute=_counted(recomputed_operators, Phase.RECOMPUTE, nbytes),
         num_checkpoints=_num_checkpoints(config, parts, is_whole=is_recomputed),
-        uses=_joined(
+        uses=_merge_uses(
             [
                 *uses,
                 *(replace(use, placement=Placement.RECOMPUTE) for use in recompute_uses),
@@ -493,7 +493,7 @@ def _counted(shaped: Iterable[Shaped], phase: Phase, nbytes: int) -> tuple[Opera
     )
 
 
-def _joined(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
+def _merge_uses(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
     counts: Counter[CollectiveUse] = Counter()
     for use in uses:
         counts[use if use.count == 1 else replace(use, count=1)] += use.count

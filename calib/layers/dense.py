@@ -344,7 +344,7 @@ def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
 def _latent(config: RunConfig) -> LatentAttention:
     latent = config.model.latent_attention
     if latent is None:
-        raise AssertionError("latent attention was asked of a model that has none")
+        raise AssertionError("latent attention was requested of a model that has none")
     return latent
 
 

@@ -129,7 +129,7 @@ def _experts(config: RunConfig) -> Experts:
     """Return the model's experts with the imbalance assumed for this layout."""
     experts = config.model.experts
     if experts is None:
-        raise AssertionError("a layer of experts was asked of a model that has none")
+        raise AssertionError("a layer of experts was requested of a model that has none")
     return _spread(experts, config.parallelism.ep)
 
 
@@ -189,10 +189,10 @@ def _gathered(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
     gather, hidden = Collective.ALL_GATHER, config.model.hidden_size
     return between_ranks(
         (
-            *_there_and_back(config, gather, role, tokens * hidden * config.precision.nbytes),
-            *_there_and_back(config, gather, role, tokens * experts.num_experts * weight),
+            *_forward_and_mirror(config, gather, role, tokens * hidden * config.precision.nbytes),
+            *_forward_and_mirror(config, gather, role, tokens * experts.num_experts * weight),
             # The outputs of the experts are summed in the type of the token weights.
-            *_there_and_back(config, Collective.REDUCE_SCATTER, role, tokens * hidden * weight),
+            *_forward_and_mirror(config, Collective.REDUCE_SCATTER, role, tokens * hidden * weight),
             _forward(config, gather, role, tokens * experts.num_experts),
         )
     )
@@ -209,11 +209,11 @@ def _all_to_all(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]
     counts = par.expert_tp * par.ep * experts.num_experts * _COUNT_NBYTES
     gather, scatter, tp = Collective.ALL_GATHER, Collective.REDUCE_SCATTER, GroupRole.EXPERT_TP
     uses = [
-        *_there_and_back(config, split, exchange, sent * row, count=2),
-        *_there_and_back(config, split, exchange, sent * weight),
-        *_there_and_back(config, gather, tp, whole * row),
-        *_there_and_back(config, gather, tp, whole * weight),
-        *_there_and_back(config, scatter, tp, whole * hidden * weight),
+        *_forward_and_mirror(config, split, exchange, sent * row, count=2),
+        *_forward_and_mirror(config, split, exchange, sent * weight),
+        *_forward_and_mirror(config, gather, tp, whole * row),
+        *_forward_and_mirror(config, gather, tp, whole * weight),
+        *_forward_and_mirror(config, scatter, tp, whole * hidden * weight),
     ]
     if not experts.is_padded_to_capacity:
         uses.append(_forward(config, gather, GroupRole.EXPERT_TP_EP, counts))
@@ -239,7 +239,7 @@ def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
     tokens = math.ceil(local_tokens(config) * reached * experts.imbalance)
     nbytes = tokens * config.model.hidden_size * config.precision.nbytes
     chosen = experts.top_k * par.expert_tp if num_nodes(par, role) > 1 else 0
-    uses = _there_and_back(config, Collective.ALL_TO_ALL, role, nbytes, count=2)
+    uses = _forward_and_mirror(config, Collective.ALL_TO_ALL, role, nbytes, count=2)
     return between_ranks(replace(u, call=replace(u.call, num_chosen=chosen)) for u in uses)
 
 
@@ -247,7 +247,7 @@ def _weight_nbytes(config: RunConfig) -> int:
     return _FP32_NBYTES if _experts(config).has_fp32_router else config.precision.nbytes
 
 
-def _there_and_back(
+def _forward_and_mirror(
     config: RunConfig, collective: Collective, role: GroupRole, nbytes: int, count: int = 1
 ) -> tuple[CollectiveUse, CollectiveUse]:
     """Return a collective of the forward pass and the one that carries its gradient."""

@@ -33,7 +33,7 @@ class RecomputeOption:
         ...     num_attention_heads=4, num_query_groups=4, seq_length=64, vocab_size=128)
         >>> run = RunConfig(model=gpt, parallelism=Parallelism(), recompute=Recompute.SELECTIVE,
         ...     batch=Batch(micro_batch_size=1, global_batch_size=8))
-        >>> none = RecomputeOption().of(run)
+        >>> none = RecomputeOption().applied_to(run)
         >>> RecomputeOption.from_config(run).names, RecomputeOption.from_config(none).names
         (('core_attn',), ())
         """
@@ -43,7 +43,7 @@ class RecomputeOption:
             num_layers=config.recompute_num_layers,
         )
 
-    def of(self, config: RunConfig) -> RunConfig:
+    def applied_to(self, config: RunConfig) -> RunConfig:
         """Return the layout with this recompute setting."""
         is_whole = self.recompute is Recompute.FULL
         return replace(

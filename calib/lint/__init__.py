@@ -1,5 +1,5 @@
-"""Launch lint: arguments and variables of a launch that waste time or memory, distort what is
-measured, or put the run at risk; what to write instead, and what the run's model says of it."""
+"""Launch lint: arguments and variables that waste time or memory, distort measurements, or put the
+run at risk; with their replacements and modelled gains."""
 
 from typing import TYPE_CHECKING
 

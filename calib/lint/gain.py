@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..units import format_bytes, format_change
 
 LEAST_MEMORY_FRAC = 0.05
-"""Less of the peak of a rank is not worth a word."""
+"""Smallest saving that is mentioned, as a share of a rank's memory peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,15 +18,15 @@ class Gain:
     low_frac: float
     high_frac: float
     of_run: bool = False
-    """True where the change is of the whole run, not of a step."""
+    """True if the change is of the whole run, not of a step."""
     memory_nbytes: int = 0
-    """Change of the peak of a rank."""
+    """Change of a rank's memory peak."""
     memory_frac: float = 0.0
-    """The same over that peak."""
+    """Change over that peak."""
 
     @property
     def is_sure(self) -> bool:
-        """True where the interval excludes that it gains nothing."""
+        """True if the interval excludes a gain of zero."""
         return self.high_frac < 0
 
     @property

@@ -1,4 +1,4 @@
-"""Rules on work between steps: timers, logs, profilers, data, tests and saves."""
+"""Rules on work between steps: timers, logs, profilers, data, evaluations and saves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from .pricing import Pricing
 
 _MOST_EVAL_FRAC, _WANTED_EVAL_FRAC = 0.05, 0.02
-"""Shares of the run: how often to evaluate is a choice, so only what is far from little is told,
-and what is offered leaves room below that."""
+"""Shares of the run: the frequency of evaluations is the user's choice, so that only a large share
+is reported, and the proposed interval is well below that."""
 _LEAST_SAVE_GAIN_FRAC = 0.005
-"""The loss is flat around its least: an interval twice as long or half as long costs a quarter more
-of it, which is less than this where saves cost little."""
+"""Smallest gain that is reported.  The loss is flat around its minimum: twice or half the interval
+costs a quarter more of it, which is less than this if saves are cheap."""
 
 
 def _exceeds_zero(launch: StatedLaunch, option: str) -> bool:
@@ -29,7 +29,7 @@ def _lacks_gc(launch: StatedLaunch) -> bool:
 
 
 def _checks_nan(launch: StatedLaunch) -> bool:
-    # Where nothing overlaps, nothing is held up.
+    # Without overlap, the check delays nothing.
     has_overlap = launch.is_on_gpu and launch.config.parallelism.overlaps_grad_reduce
     return has_overlap and not launch.says("--no-check-for-nan-in-loss-and-grad")
 
@@ -60,10 +60,10 @@ def _evaluations(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None
 
 
 def _saves(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None:
-    """Returns the save interval that loses least time to saves and to repeated steps.
+    """Return the save interval that minimises the time lost to saves and to repeated steps.
 
-    A failure comes once in MTBI + MTTR (mean times between interrupts and to restart), and half an
-    interval T is done again: save / T + T / (2 (MTBI + MTTR)), least at T = sqrt(2 (MTBI + MTTR)
+    There is one failure per MTBI + MTTR (mean times between interrupts and to restart), and half an
+    interval T is repeated: save / T + T / (2 (MTBI + MTTR)) is minimal at T = sqrt(2 (MTBI + MTTR)
     save), the first-order interval of Young (1974) and Daly (2006).
     """
     interval = launch.config.cadence.save_interval
@@ -85,7 +85,7 @@ def _saves(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None:
 
 
 def _round_up(number: float) -> int:
-    """With two digits, so that it can be remembered.
+    """Return a number rounded up to two digits, so that it is easy to remember.
 
     >>> _round_up(1234.5), _round_up(7.1)
     (1300, 8)
@@ -101,7 +101,7 @@ _HOLDS: Mapping[str, Callable[[StatedLaunch], bool]] = {
     "check-for-nan": _checks_nan,
     "empty-unused-memory": lambda one: _exceeds_zero(one, "--empty-unused-memory-level"),
     "num-workers": lambda one: one.number("--num-workers") == 0 and not one.says("--mock-data"),
-    # The interval is what Megatron's guide for experts advises (core/transformer/moe/README.md).
+    # The interval is that of Megatron's guide for experts (core/transformer/moe/README.md).
     "manual-gc": _lacks_gc,
     "ckpt-format": lambda one: (
         one.is_on_gpu and one.text("--ckpt-format") == "torch" and one.says("--save")

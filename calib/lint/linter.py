@@ -1,4 +1,4 @@
-"""The lint of one launch: what every rule finds, with its gain where the model knows it."""
+"""The lint of one launch: flaws that the rules report, with modelled gains if available."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..arguments import refusals, untaken
+from ..arguments import refusals, unsupported_options_reason
 from ..shell import quoted
 from ..workload import Encoded, takes_options
 from . import host_rules, option_rules, variable_rules
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 RULES = (*option_rules.RULES, *host_rules.RULES, *variable_rules.RULES)
 UNASKED = "no run was given; give the directory of one, or --device"
 _LEAST_FRAC = 0.001
-"""Less is not worth a line."""
+"""Smallest gain that is reported."""
 _REPORTED_FRAC = 0.01
-"""What is worth a line among others of a run."""
+"""Smallest gain that is mentioned in a run's transcript."""
 _ORDER = (Harm.DISTORTS, Harm.WASTES, Harm.RISKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw(Encoded):
-    """One argument or variable that should be otherwise."""
+    """One argument or variable that should be changed."""
 
     JSON: ClassVar[str] = (
         "rule=rule.name harm=severity what=remedy.what why=rule.why instead=remedy.instead "
@@ -39,22 +39,22 @@ class Flaw(Encoded):
     remedy: Remedy
     gain: Gain | None = None
     unpriced: str = ""
-    """Why there is no gain; empty where there is one."""
+    """Reason why there is no gain; empty if there is one."""
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Largest gain first, then what distorts, what wastes, what risks."""
+        """Sort key: largest gain first, then distorting, wasteful and risky flaws."""
         return (self.gain.time_frac if self.gain else 0.0, _ORDER.index(self.rule.harm))
 
     @property
     def severity(self) -> str:
-        """The name of the harm, as programs read it."""
+        """Name of the harm for machine-readable output."""
         return self.rule.harm.name.lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lint(Encoded):
-    """All flaws, by their rank."""
+    """All flaws of a launch, by rank."""
 
     JSON: ClassVar[str] = "flaws sure_frac"
 
@@ -62,20 +62,22 @@ class Lint(Encoded):
 
     @property
     def best(self) -> Flaw | None:
-        """The largest gain that is worth a line beside a plan: at least 1 %, and surely some."""
+        """Flaw with the largest sure gain of at least 1 %; None if there is none."""
         sure = (flaw for flaw in self.flaws if flaw.gain is not None and flaw.gain.is_sure)
         return next((one for one in sure if one.rank[0] <= -_REPORTED_FRAC), None)
 
     @property
     def sure_frac(self) -> float:
-        """What the gains that are sure come to together at least: the surest of them alone, since
-        one may hold what another gains; 0 without any."""
+        """Lower bound on the total of sure gains: the largest of their bounds, since gains may
+        overlap; 0 without any."""
         gains = (flaw.gain for flaw in self.flaws if flaw.gain is not None)
         return max((-gain.high_frac for gain in gains if gain.is_sure), default=0.0)
 
     def line(self, directory: str = "DIR") -> str:
-        """What a run says of its launch, empty where nothing is worth it; ``directory`` is what
-        ``--calibrate-dir`` was."""
+        """Return the line on the launch in a run's transcript; empty if there is no large gain.
+
+        ``directory`` is the value of ``--calibrate-dir``.
+        """
         best = self.best
         if best is None or best.gain is None:
             return ""
@@ -86,10 +88,10 @@ class Lint(Encoded):
 
 
 def lint(launch: StatedLaunch, pricing: Pricing | None = None) -> Lint:
-    """What is wrong with a launch.
+    """Return the flaws of a launch.
 
-    Nothing is offered that is slower, that does not fit, or that the program does not take.  Of a
-    loop of the user's own, whose words are not Megatron's, variables alone are looked at.
+    No remedy is slower, exceeds memory, or is unsupported by the program.  For a custom loop, whose
+    arguments are not Megatron's, only environment variables are checked.
     """
     is_megatron = takes_options(launch.config)
     rules = RULES if is_megatron else variable_rules.RULES
@@ -102,14 +104,14 @@ def lint(launch: StatedLaunch, pricing: Pricing | None = None) -> Lint:
 
 
 def _is_taken(launch: StatedLaunch, remedy: Remedy) -> bool:
-    """Whether the program takes what is offered, and Megatron the layout."""
+    """Return True if the program takes the remedy's options, and Megatron its layout."""
     config, layout = launch.config, remedy.layout
     if any(phrase[0] in config.absent for phrase in remedy.put):
         return False
     if layout is None:
         return True
     is_refused = set(refusals(layout)) - set(refusals(config))
-    return not is_refused and not untaken(layout, config)
+    return not is_refused and not unsupported_options_reason(layout, config)
 
 
 def _flaws(able: Sequence[tuple[Rule, Remedy]], pricing: Pricing | None) -> Iterator[Flaw]:
@@ -121,7 +123,7 @@ def _flaws(able: Sequence[tuple[Rule, Remedy]], pricing: Pricing | None) -> Iter
             unpriced = unpriced or UNASKED
         elif remedy.layout is not None:
             gain = pricing.gain(next(candidates))
-            unpriced = unpriced if gain is not None else ""  # what does not fit is no remedy
+            unpriced = unpriced if gain is not None else ""  # drop layouts that do not fit
         if gain is not None and _is_worth(gain):
             yield Flaw(rule=rule, remedy=remedy, gain=gain)
         elif unpriced:

@@ -1,4 +1,4 @@
-"""Options that waste or risk steps: precision, transfers that nothing hides, and kernels."""
+"""Rules on options that waste or risk steps: precision, exposed transfers, and kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..workload import Attention, Dispatcher, PositionEmbedding, Precision, RunC
 from .rule import Find, Remedy, StatedLaunch, missing, rules_of
 
 _LOADS = ("--load", "--finetune", "--pretrained-checkpoint", "--use-checkpoint-args")
-"""Options that load a model, whose sizes are fixed then."""
+"""Options that load a model, which fixes its sizes."""
 _HEAD_MULTIPLE = 8
 """Flash and fused attention take heads whose size is a multiple of this."""
 
@@ -18,7 +18,7 @@ _Then = Callable[[StatedLaunch], RunConfig]
 
 
 def _with(**fields: object) -> _Then:
-    """Returns a function that replaces fields of the configuration."""
+    """Return a function that replaces fields of the configuration."""
     return lambda launch: replace(launch.config, **fields)  # type: ignore[arg-type]
 
 
@@ -58,9 +58,9 @@ def _emulated(launch: StatedLaunch, _: object) -> Remedy | None:
 
 
 def _has_replicas(launch: StatedLaunch) -> bool:
-    """Returns True where gradients are reduced in the buckets of Megatron itself."""
+    """Return True if gradients are reduced in Megatron's own buckets."""
     par = launch.config.parallelism
-    # ``validate_args``: Muon takes neither of the overlaps.
+    # ``validate_args``: Muon supports neither overlap.
     is_muon = "muon" in launch.text("--optimizer")
     return par.dp * par.cp > 1 and not is_fsdp(launch.config) and not is_muon
 
@@ -79,7 +79,7 @@ def _param_gather(launch: StatedLaunch, _: object) -> Remedy | None:
 def _waits_in_tp(launch: StatedLaunch) -> bool:
     par = launch.config.parallelism
     is_open = par.tp > 1 and par.is_sequence_parallel and not par.overlaps_tp
-    # User buffers are those of ranks that see each other's memory.
+    # User buffers need ranks that can access each other's memory.
     return is_open and launch.has_engine and par.tp <= (par.ranks_per_node or par.tp)
 
 

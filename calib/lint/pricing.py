@@ -1,4 +1,4 @@
-"""What the model of a run says of a launch: times of other layouts, and of what is beside steps."""
+"""Modelled gains for a launch: times of other layouts, and of work between steps."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .gain import Gain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Work between steps: seconds of one, and the standard deviation of their logarithm."""
+    """Work between steps: seconds of one, and their standard deviation (log)."""
 
     time_s: float
     sigma_log: float
 
     def gain(self, change: Callable[[float], float]) -> Gain:
-        """The gain of the run where ``change`` is what it is for such seconds."""
+        """Return the gain of the run, given as function ``change`` of the seconds of one."""
         spread = math.exp(Z_90 * self.sigma_log)
         ends = sorted((change(self.time_s / spread), change(self.time_s * spread)))
         return Gain(time_frac=change(self.time_s), low_frac=ends[0], high_frac=ends[1], of_run=True)
@@ -39,22 +39,22 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pricing:
-    """One launch over the step model of a run; all that is asked of it is what plans ask."""
+    """One launch with the step model of a run, for gains by the same comparison as in a plan."""
 
     config: RunConfig
-    """The launch as it is."""
+    """Layout of the launch as written."""
     steps: FittedSteps
     memory_capacity_nbytes: int | None = None
     memory_offset_nbytes: int | None = None
     mtbf_s: float | None = None
-    """Mean time between failures of the job, where somebody said it."""
+    """Mean time between failures of the job, if stated."""
     restart_s: float = 0.0
     eval_times_s: tuple[float, ...] = ()
     save_times_s: tuple[float, ...] = ()
-    """Measured ones of this launch."""
+    """Measured evaluations and saves of this launch."""
 
     def candidates(self, layouts: Sequence[RunConfig]) -> list[Candidate]:
-        """Layouts against the launch as it is, in their order."""
+        """Return the layouts compared with the launch as written, in order."""
         return compare(
             self.config,
             layouts,
@@ -65,11 +65,11 @@ class Pricing:
 
     @cached_property
     def current(self) -> Candidate:
-        """The launch as it is."""
+        """The launch as written."""
         return self.candidates([self.config])[0]
 
     def gain(self, one: Candidate) -> Gain | None:
-        """The gain of a layout; None where it needs more memory than there is."""
+        """Return the gain of a layout; None if it needs more memory and does not fit."""
         change_nbytes = one.memory.total_nbytes - self.current.memory.total_nbytes
         if change_nbytes > 0 and one.verdict is Verdict.DOES_NOT_FIT:
             return None
@@ -88,21 +88,23 @@ class Pricing:
 
     @property
     def evaluation(self) -> Part:
-        """One evaluation, as measured or as the model has it."""
+        """One evaluation, as measured or else as modelled."""
         if self.eval_times_s:
             return _measured(self.eval_times_s)
         return Part(time_s=self._model_forecast.eval_s, sigma_log=EVAL_SIGMA_LOG)
 
     @property
     def save(self) -> Part:
-        """One save, as measured or as the model has it."""
+        """One save, as measured or else as modelled."""
         if self.save_times_s:
             return _measured(self.save_times_s)
         return Part(time_s=self._model_forecast.save_s, sigma_log=SAVE_SIGMA_LOG)
 
     def interval_gain(self, part: Part, now: int, then: float = math.inf) -> Gain:
-        """What other steps between two of a part are worth, of the time of steps and these; for
-        ever apart: they take no time of training at all."""
+        """Return the gain from another interval (steps) of a part, relative to steps with parts.
+
+        An infinite interval means that the part takes no training time.
+        """
         step_s = self.current.step_time_s
         return part.gain(lambda one_s: (step_s + one_s / then) / (step_s + one_s / now) - 1)
 

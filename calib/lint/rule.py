@@ -1,4 +1,4 @@
-"""The launch that a lint looks at, what a rule of it is, and what one finds."""
+"""The launch to lint, the rules, and the remedies that they return."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedLaunch:
-    """A launch as its command states it; nothing is known of what the command does not say."""
+    """A launch as stated by its command; anything else is unknown."""
 
     config: RunConfig
-    """What runs; ``absent`` is what its program does not take."""
+    """Running layout; ``absent`` are options that its program does not take."""
     given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The program's options as written, with the words behind each; the last of two counts."""
+    """Options as written, with their values; the last occurrence counts."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Those that the command sets; what a shell or a scheduler exports is not among them."""
+    """Variables that the command sets, without those exported by a shell or scheduler."""
 
     def says(self, *options: str) -> bool:
-        """Whether one of the options is there."""
+        """Return True if one of the options is given."""
         return any(option in self.given for option in options)
 
     def text(self, option: str, default: str = "") -> str:
-        """The first word behind an option; the default where there is none."""
+        """Return the first value of an option; ``default`` if there is none."""
         words = self.given.get(option, ())
         return words[0] if words else default
 
     def number(self, option: str) -> int | None:
-        """The whole number behind an option; None where it is not given, or is none."""
+        """Return the integer value of an option; None if it is missing or not an integer."""
         word = self.text(option)
         return int(word) if word.removeprefix("-").isdecimal() else None
 
     def written(self, option: str) -> str:
-        """An option with its words, as a user knows it."""
+        """Return an option with its values, as written."""
         return " ".join((option, *self.given.get(option, ())))
 
     @property
     def is_on_gpu(self) -> bool:
-        """False where ranks are processes of a CPU."""
+        """False if ranks are CPU processes."""
         return self.config.device != "cpu"
 
     @property
     def has_engine(self) -> bool:
-        """Whether layers are Transformer Engine's, as they are by default on a GPU."""
+        """True if layers are Transformer Engine's, the default on a GPU."""
         is_there = TRANSFORMER_ENGINE not in self.config.absent
         return self.is_on_gpu and is_there and self.text("--transformer-impl") != "local"
 
@@ -66,9 +66,9 @@ class StatedLaunch:
 def stated_launch(
     words: Sequence[str], config: RunConfig, variables: Mapping[str, str] | None = None
 ) -> StatedLaunch:
-    """The launch of a command line, with or without a launcher, whose layout is known.
+    """Return the launch of a command line, with or without a launcher, whose layout is ``config``.
 
-    ``variables`` are known beside those that the words set.
+    ``variables`` are set in addition; those in the command line take precedence.
     """
     front, rest = split_variables(words)
     launcher, arguments = split_launcher(rest)
@@ -80,36 +80,36 @@ def stated_launch(
 
 
 class Harm(Enum):
-    """What is wrong with an argument."""
+    """Kind of harm that an argument does."""
 
     WASTES = "wastes"
-    """Time or memory."""
+    """The argument costs time or memory."""
     DISTORTS = "distorts the measurement"
-    """Steps that are recorded are not those of the run without it."""
+    """Recorded steps differ from those of the run without it."""
     RISKS = "risks"
-    """The run may not start, or not do what the argument says."""
+    """The run may not start, or may not do what the argument says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """One thing to write otherwise."""
+    """One change of a launch."""
 
     what: str
-    """The argument as written, or that it is not there."""
+    """The argument as written, or a note that it is missing."""
     put: tuple[tuple[str, ...], ...] = ()
-    """Options with their words that take the place of any of the same name."""
+    """Options with values, which replace any of the same name."""
     drop: tuple[str, ...] = ()
-    """Options that are left out."""
+    """Options to remove."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set; empty ones are unset."""
+    """Variables to set; those with empty values are unset."""
     layout: RunConfig | None = None
-    """What runs then, where the model can tell the two apart."""
+    """Layout after the change, if the model distinguishes it; else None."""
     gain: Gain | None = None
-    """Where the rule has worked it out itself."""
+    """Gain, if computed by the rule itself; else None."""
 
     @property
     def instead(self) -> str:
-        """What to write.
+        """The change in words.
 
         >>> Remedy(what="", put=(("--a", "1"),), drop=("--b",), variables={"C": ""}).instead
         '--a 1; leave out --b; unset C'
@@ -123,7 +123,7 @@ class Remedy:
 
 
 Find = Callable[[StatedLaunch, "Pricing | None"], Remedy | None]
-"""Makes a remedy; the model is None where none was given."""
+"""Function that returns the remedy of a rule; its pricing is None without a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,28 +132,28 @@ class Rule:
 
     name: str
     when: str
-    """What it finds."""
+    """Condition under which it applies."""
     why: str
-    """One short sentence."""
+    """Reason, in one short sentence."""
     source: str
-    """Where the host's own source or documents say so; Megatron-LM's are of core_v0.16.1."""
+    """Reference to the program's source or documentation; Megatron-LM's are of core_v0.16.1."""
     harm: Harm
     unpriced: str
-    """Why its gain is no part of the model, or not of any; empty where the model decides."""
+    """Reason why the model does not predict its gain; empty if it does."""
     drop: str = ""
     put: tuple[tuple[str, ...], ...] = ()
-    """Phrases that take the place of what is dropped or missing."""
+    """Options with values that replace those dropped or missing."""
     what: str = ""
-    """What is wrong where the option as written does not say it."""
+    """Description of the flaw, if the option as written does not suffice."""
     holds: Callable[[StatedLaunch], bool]
-    """Where what is put or dropped is wrong; what is dropped is then also given."""
+    """Condition under which the change is needed; a dropped option must be given, too."""
     then: Callable[[StatedLaunch], RunConfig] | None
-    """The layout that runs after the remedy."""
+    """Function that returns the layout after the remedy."""
     find: Find | None
-    """Makes the remedy where it is no fixed option."""
+    """Function that returns the remedy, if it is not fixed."""
 
     def remedy(self, launch: StatedLaunch, pricing: Pricing | None = None) -> Remedy | None:
-        """What to write otherwise; None where the launch is right."""
+        """Return the remedy; None if the rule does not apply to the launch."""
         if self.find is not None:
             return self.find(launch, pricing)
         if (self.drop and not launch.says(self.drop)) or not self.holds(launch):
@@ -175,9 +175,9 @@ def rules_of(
     then: Mapping[str, Callable[[StatedLaunch], RunConfig]],
     find: Mapping[str, Find],
 ) -> tuple[Rule, ...]:
-    """The rules of one group of ``rules.json``, with what tells where each holds, by its name.
+    """Return the rules of one group of ``rules.json``, with their functions by name.
 
-    A rule that nothing is said of holds on any GPU.
+    A rule without an entry in ``holds`` applies on any GPU.
     """
     texts = read_package_json(__package__, "rules.json")
     return tuple(
@@ -201,5 +201,5 @@ def _is_on_gpu(launch: StatedLaunch) -> bool:
 
 
 def missing(*words: str) -> str:
-    """What is said of an option that should be there."""
+    """Return the note on an option that is missing."""
     return f"{' '.join(words)} is not given"

@@ -1,4 +1,4 @@
-"""Variables that a command sets for its processes."""
+"""Rules on environment variables that a command sets."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ..arguments import CONNECTIONS, environment
 from .rule import Find, Remedy, StatedLaunch, rules_of
 
 _MANY_CONNECTIONS = "32"
-"""What ``validate_args`` of Megatron names where exchanges of experts overlap."""
+"""Value that Megatron's ``validate_args`` requires if expert exchanges overlap."""
 _THREADS = "8"
-"""More than one is what counts; eight ranks on a node of 64 cores have as many each."""
+"""Any value above 1 would do; eight ranks on a node with 64 cores have this many each."""
 
 
 def _is_set(value: str) -> bool:
@@ -29,7 +29,7 @@ def _bad(
     instead: str = "",
     holds: Callable[[StatedLaunch], bool] = lambda _: True,
 ) -> Find:
-    """A variable that should not have some of its values; ``instead`` is empty for none."""
+    """Return the rule for a variable with a harmful value; empty ``instead`` unsets it."""
 
     def find(launch: StatedLaunch, _: object) -> Remedy | None:
         value = launch.variables.get(name)

@@ -37,7 +37,7 @@ _FUSED = {"fused_group_mlp": {"expert_fc1", "moe_act"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedTensor:
     """One tensor saved for the backward pass."""
 
     name: str
@@ -51,7 +51,7 @@ class Saved:
 
 
 def offloaded_nbytes(
-    config: RunConfig, tensors: Iterable[Saved], recomputed_modules: frozenset[str]
+    config: RunConfig, tensors: Iterable[SavedTensor], recomputed_modules: frozenset[str]
 ) -> float:
     """Return the bytes of these tensors of a layer that are in host memory between the passes.
 
@@ -72,7 +72,7 @@ def offloaded_nbytes(
 
 
 def stashed_nbytes(
-    config: RunConfig, tensors: Iterable[Saved], recomputed_modules: frozenset[str]
+    config: RunConfig, tensors: Iterable[SavedTensor], recomputed_modules: frozenset[str]
 ) -> float:
     """Return the bytes of these tensors of an expert layer that are stashed in pages; 0 without
     paged stash."""
@@ -148,7 +148,7 @@ class LayerParts:
     """A layer of one layout, before recompute drops any tensor."""
 
     config: RunConfig
-    tensors: tuple[Saved, ...]
+    tensors: tuple[SavedTensor, ...]
     in_mlp: float
     """Working bytes of the MLP's backward pass."""
     in_attention: float
@@ -224,7 +224,7 @@ def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivatio
     return parts.activations(RecomputeOption.from_config(config).parts)
 
 
-def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
+def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[SavedTensor, ...]:
     """Return every tensor that one layer saves without recompute; the first is its input."""
     size = sizes(config)
     hidden = size.split_tokens * config.model.hidden_size
@@ -235,9 +235,9 @@ def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
     mlp = expert_tensors(config) if has_experts else mlp_tensors(config)
     layernorm = ("layernorm",)
     return (
-        Saved(name="input", nbytes=hidden * size.nbytes, offload="attn_norm"),
-        Saved(name="input norm", nbytes=_norm_nbytes(config, size.split_tokens)),
-        Saved(
+        SavedTensor(name="input", nbytes=hidden * size.nbytes, offload="attn_norm"),
+        SavedTensor(name="input norm", nbytes=_norm_nbytes(config, size.split_tokens)),
+        SavedTensor(
             name="input norm output",
             nbytes=hidden * size.product_nbytes,
             modules=layernorm if is_norm_apart else (),
@@ -245,10 +245,10 @@ def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
         ),
         *attention,
         *core_attention_tensors(config),
-        Saved(name="attention dropout mask", nbytes=mask),
-        Saved(name="mlp input", nbytes=hidden * size.nbytes, part="mlp", offload="mlp_norm"),
-        Saved(name="mlp norm", nbytes=_norm_nbytes(config, size.split_tokens), part="mlp"),
-        Saved(
+        SavedTensor(name="attention dropout mask", nbytes=mask),
+        SavedTensor(name="mlp input", nbytes=hidden * size.nbytes, part="mlp", offload="mlp_norm"),
+        SavedTensor(name="mlp norm", nbytes=_norm_nbytes(config, size.split_tokens), part="mlp"),
+        SavedTensor(
             name="mlp norm output",
             nbytes=hidden * (size.nbytes if has_experts else size.product_nbytes),
             part="mlp",
@@ -256,11 +256,11 @@ def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
             modules=layernorm if is_apart else ("mlp",),
         ),
         *mlp,
-        Saved(name="mlp dropout mask", nbytes=mask, part="mlp"),
+        SavedTensor(name="mlp dropout mask", nbytes=mask, part="mlp"),
     )
 
 
-def qkv_tensors(config: RunConfig) -> tuple[Saved, ...]:
+def qkv_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
     """Return queries, keys and values, and, with QK norm, queries and keys before it."""
     model, size = config.model, sizes(config)
     each = size.tokens / config.parallelism.tp
@@ -278,12 +278,12 @@ def qkv_tensors(config: RunConfig) -> tuple[Saved, ...]:
         # Values are a view of the product's output, so that stays along with the rotated copies.
         qkv += query + key
     return (
-        Saved(name="query and key before norm", nbytes=norms),
-        Saved(name="query, key, value", nbytes=qkv * size.nbytes, offload="core_attn"),
+        SavedTensor(name="query and key before norm", nbytes=norms),
+        SavedTensor(name="query, key, value", nbytes=qkv * size.nbytes, offload="core_attn"),
     )
 
 
-def latent_tensors(config: RunConfig) -> tuple[Saved, ...]:
+def latent_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
     """Return latents with their norms, and the full queries, keys and values (DeepSeek-V2)."""
     model, size = config.model, sizes(config)
     latent = model.latent_attention
@@ -294,14 +294,16 @@ def latent_tensors(config: RunConfig) -> tuple[Saved, ...]:
     widths = 2 * (latent.qk_head_dim + latent.qk_pos_emb_head_dim) + latent.v_head_dim
     up = ("mla_up_proj",)
     return (
-        Saved(name="latents", nbytes=size.split_tokens * ranks * size.nbytes),
-        Saved(name="latent norms", nbytes=num_norms * _norm_nbytes(config, size.split_tokens)),
-        Saved(
+        SavedTensor(name="latents", nbytes=size.split_tokens * ranks * size.nbytes),
+        SavedTensor(
+            name="latent norms", nbytes=num_norms * _norm_nbytes(config, size.split_tokens)
+        ),
+        SavedTensor(
             name="latent norm outputs",
             nbytes=size.split_tokens * ranks * size.product_nbytes,
             modules=up,
         ),
-        Saved(
+        SavedTensor(
             name="query, key, value",
             nbytes=heads * widths * size.nbytes,
             modules=up,
@@ -310,7 +312,7 @@ def latent_tensors(config: RunConfig) -> tuple[Saved, ...]:
     )
 
 
-def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
+def core_attention_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
     """Return the tensors of core attention besides queries, keys and values, and its output, which
     is the input of the projection."""
     model, par, size = config.model, config.parallelism, sizes(config)
@@ -325,11 +327,11 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
     out_nbytes = copies * output * size.nbytes
     if config.fp8 is not Fp8Recipe.NONE:
         out_nbytes += output * size.product_nbytes
-    out = Saved(name="attention output", nbytes=out_nbytes, offload="attn_proj")
+    out = SavedTensor(name="attention output", nbytes=out_nbytes, offload="attn_proj")
     core = ("core_attn",)
     if config.is_attention_fused:
         lse = 4 * size.tokens * heads
-        return (Saved(name="log-sum-exp", nbytes=lse, modules=core), out)
+        return (SavedTensor(name="log-sum-exp", nbytes=lse, modules=core), out)
     scores = size.tokens * model.seq_length * heads
     # Autograd saves an fp32 softmax output and its cast copy.
     each = size.nbytes + (4 if config.softmax_nbytes > size.nbytes else 0)
@@ -339,10 +341,10 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
     if config.device == "cpu":
         # The fused softmax kernel needs no causal mask; the CPU does.
         softmax += config.local_seq_length * model.seq_length
-    return (Saved(name="softmax", nbytes=softmax, modules=core), out)
+    return (SavedTensor(name="softmax", nbytes=softmax, modules=core), out)
 
 
-def mlp_tensors(config: RunConfig) -> tuple[Saved, ...]:
+def mlp_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
     """Return the tensors of a dense MLP: input and output of its activation."""
     model, size = config.model, sizes(config)
     wide = size.tokens * model.ffn_hidden_size / config.parallelism.tp
@@ -350,12 +352,12 @@ def mlp_tensors(config: RunConfig) -> tuple[Saved, ...]:
     up = wide * (2 if model.is_gated else 1) * size.nbytes
     out = wide * size.product_nbytes
     return (
-        Saved(name="activation input", nbytes=up, part="mlp", modules=mlp),
-        Saved(name="activation output", nbytes=out, part="mlp", modules=mlp),
+        SavedTensor(name="activation input", nbytes=up, part="mlp", modules=mlp),
+        SavedTensor(name="activation output", nbytes=out, part="mlp", modules=mlp),
     )
 
 
-def expert_tensors(config: RunConfig) -> tuple[Saved, ...]:
+def expert_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
     """Return the tensors of router, dispatched tokens, routed experts and shared experts."""
     model, par, size = config.model, config.parallelism, sizes(config)
     experts = model.experts
@@ -366,10 +368,10 @@ def expert_tensors(config: RunConfig) -> tuple[Saved, ...]:
     gates = 2 if model.is_gated else 1
     whole = ("moe",)
 
-    def saved(name: str, nbytes: float, *modules: str) -> Saved:
+    def saved(name: str, nbytes: float, *modules: str) -> SavedTensor:
         offload = _OFFLOADED.get(name, "")
         modules = (*whole, *modules)
-        return Saved(name=name, nbytes=nbytes, part="mlp", modules=modules, offload=offload)
+        return SavedTensor(name=name, nbytes=nbytes, part="mlp", modules=modules, offload=offload)
 
     return (
         saved("router", ROUTER_NBYTES * size.split_tokens * experts.num_experts),
@@ -411,7 +413,7 @@ def routed_tokens(config: RunConfig) -> float:
     """
     experts, ep = config.model.experts, config.parallelism.ep
     assert experts is not None
-    return _taken(config, imbalance(experts, ep))
+    return _capped_tokens(config, imbalance(experts, ep))
 
 
 def saved_tokens(config: RunConfig) -> float:
@@ -426,10 +428,10 @@ def saved_tokens(config: RunConfig) -> float:
     if config.recompute is Recompute.FULL:
         return routed_tokens(config)
     num_layers = sum(map(model.has_experts, range(model.num_layers)))
-    return _taken(config, imbalance_over_layers(experts, config.parallelism.ep, num_layers))
+    return _capped_tokens(config, imbalance_over_layers(experts, config.parallelism.ep, num_layers))
 
 
-def _taken(config: RunConfig, busiest: float) -> float:
+def _capped_tokens(config: RunConfig, busiest: float) -> float:
     experts = config.model.experts
     assert experts is not None
     tokens = sizes(config).split_tokens
@@ -495,5 +497,5 @@ def _norm_nbytes(config: RunConfig, rows: float) -> float:
     return rows * (8 if config.model.normalization is Normalization.LAYER_NORM else 4)
 
 
-def _nbytes(tensors: Iterable[Saved]) -> float:
+def _nbytes(tensors: Iterable[SavedTensor]) -> float:
     return sum(saved.nbytes for saved in tensors)

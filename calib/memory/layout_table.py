@@ -26,7 +26,7 @@ _LAYERS = tuple(field.name for field in fields(ChunkLayers))
 class _Rows:
     """Rows of the module table, one per recompute option."""
 
-    agains: Sequence[RecomputeOption]
+    recompute_options: Sequence[RecomputeOption]
     rows: Ints
     whole: Ints
     """Layers per chunk that each option recomputes as a whole: -1 none, 0 all."""
@@ -99,7 +99,7 @@ class LayoutMemory:
         allocated = np.empty(ends[-1] if len(layout_rows) else 0)
         overhead = np.empty_like(allocated)
         for places in alike.values():
-            peak_nbytes = self._fullest([layout_rows[place] for place in places])
+            peak_nbytes = self._fullest_stage_nbytes([layout_rows[place] for place in places])
             begin = 0
             for place in places:
                 layout, rows = layout_rows[place]
@@ -110,16 +110,20 @@ class LayoutMemory:
                 begin = end
         return allocated, overhead
 
-    def _rows(self, layout: RunConfig, agains: tuple[RecomputeOption, ...]) -> _Rows:
+    def _rows(self, layout: RunConfig, recompute_options: tuple[RecomputeOption, ...]) -> _Rows:
         split = _split_key(layout)
         # ``_Rows`` references the tuple, so that its id is not reused.
-        key = (split, agains[0]) if len(agains) == 1 else (split, id(agains))
+        key = (
+            (split, recompute_options[0])
+            if len(recompute_options) == 1
+            else (split, id(recompute_options))
+        )
         cached_rows = self._lists.get(key)
         if cached_rows is None:
             cached_rows = self._lists[key] = _Rows(
-                agains=agains,
-                rows=np.array([self._row(layout, split, option) for option in agains]),
-                whole=np.array([_num_whole(option) for option in agains]),
+                recompute_options=recompute_options,
+                rows=np.array([self._row(layout, split, option) for option in recompute_options]),
+                whole=np.array([_num_whole(option) for option in recompute_options]),
             )
         return cached_rows
 
@@ -128,7 +132,7 @@ class LayoutMemory:
         key = (split, modules)
         if key not in self._lists:
             plain, whole = (
-                self._split(RecomputeOption(recompute=recompute).of(layout), split)
+                self._split(RecomputeOption(recompute=recompute).applied_to(layout), split)
                 for recompute in (Recompute.NONE, Recompute.FULL)
             )
             least = _least([plain.plain, plain.recomputed(modules)])
@@ -146,7 +150,7 @@ class LayoutMemory:
                 expert_recompute_working=recompute_working,
             )
             self._lists[key] = _Rows(
-                agains=(),
+                recompute_options=(),
                 rows=np.array([self._added((key, -1), least), self._added((key, 0), least_whole)]),
                 whole=np.array([-1, 0]),
             )
@@ -156,7 +160,7 @@ class LayoutMemory:
         key = (split, option.recompute, option.modules)
         place = self._places.get(key)
         if place is None:
-            modules = self._split(option.of(layout), split).recomputed(option.parts)
+            modules = self._split(option.applied_to(layout), split).recomputed(option.parts)
             place = self._added(key, modules)
         return place
 
@@ -173,7 +177,7 @@ class LayoutMemory:
             self._splits[key] = SplitModules.of(sample)
         return self._splits[key]
 
-    def _fullest(self, layout_rows: Sequence[tuple[RunConfig, _Rows]]) -> Floats:
+    def _fullest_stage_nbytes(self, layout_rows: Sequence[tuple[RunConfig, _Rows]]) -> Floats:
         """Return the allocated bytes of the fullest stage, for layouts with the same pipeline."""
         row_sets = [rows for _, rows in layout_rows]
         rows = self._table[np.concatenate([one.rows for one in row_sets])]
@@ -204,7 +208,7 @@ class LayoutMemory:
         """
         key = _shape_key(layout)
         if key not in self._unlike:
-            self._unlike[key] = _unlike(layout)
+            self._unlike[key] = _distinct_stages(layout)
         return self._unlike[key]
 
     def _chunks_of(
@@ -229,7 +233,7 @@ class LayoutMemory:
         if key not in self._layers:
             recompute = Recompute.NONE if number < 0 else Recompute.FULL
             option = RecomputeOption(recompute=recompute, num_layers=max(number, 0))
-            self._layers[key] = stage_chunks(option.of(layout), stage)
+            self._layers[key] = stage_chunks(option.applied_to(layout), stage)
         return self._layers[key]
 
 
@@ -266,7 +270,7 @@ def _pipeline_key(layout: RunConfig) -> Hashable:
     return (par.pp, par.vp, num, group, par.chunk_layers, par.schedule, *sharding_key(layout))
 
 
-def _unlike(layout: RunConfig) -> list[int]:
+def _distinct_stages(layout: RunConfig) -> list[int]:
     model, last = layout.model, layout.parallelism.pp - 1
     stage_by_counts: dict[tuple[tuple[int, int], ...], int] = {}
     for stage in range(1, last):

@@ -100,7 +100,9 @@ def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> 
     model, size = config.model, sizes(config)
     # Parameters and widths do not depend on recompute and micro-batch size, nor do the blocks that
     # they are read from.
-    plain = RecomputeOption().of(replace(config, batch=replace(config.batch, micro_batch_size=1)))
+    plain = RecomputeOption().applied_to(
+        replace(config, batch=replace(config.batch, micro_batch_size=1))
+    )
     layer = block(plain, BlockKind.LAYER)
     expert_layer = block(plain, BlockKind.EXPERT_LAYER) if model.experts is not None else layer
     hidden = size.split_tokens * model.hidden_size

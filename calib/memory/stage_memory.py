@@ -254,13 +254,13 @@ def _fullest_moment(
         chunk_nbytes[0] = chunk_nbytes[0] + modules.embedding_saved
     if is_last:
         chunk_nbytes[-1] = chunk_nbytes[-1] + modules.head_saved
-    alive = _most(in_flight_counts.peaks, chunk_nbytes)
+    alive = _peak_nbytes(in_flight_counts.peaks, chunk_nbytes)
     layers = alive + _working(modules, chunks)
     if is_first:
         layers = np.maximum(layers, alive - first + modules.embedding_grad)
     if not is_last:
         return layers, 0.0, units.at_work
-    at_loss = _most(in_flight_counts.after_last_chunk, chunk_nbytes)
+    at_loss = _peak_nbytes(in_flight_counts.after_last_chunk, chunk_nbytes)
     is_loss = at_loss + modules.loss + units.at_loss > layers + units.at_work
     return (
         np.where(is_loss, at_loss, layers),
@@ -296,7 +296,7 @@ def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
     return most
 
 
-def _most(rows: tuple[tuple[int, ...], ...], chunk_nbytes: list[Number]) -> Number:
+def _peak_nbytes(rows: tuple[tuple[int, ...], ...], chunk_nbytes: list[Number]) -> Number:
     most: Number = 0.0
     for row in rows:
         total_nbytes = sum(count * nbytes for count, nbytes in zip(row, chunk_nbytes, strict=True))

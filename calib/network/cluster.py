@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..records import Cluster, Joint, Origin, SeenNode, StatedNodes
+from ..records import Cluster, GpuInterconnect, Origin, SeenNode, StatedNodes
 from ..workload import Operator, Phase
 from .nccl_tuner import Algorithm, Architecture, LinkClass, Protocol, Wire
 from .systems import REACHED_FRAC, NetworkPrior, network_prior
@@ -144,7 +144,7 @@ def stated_network(stated: StatedNodes, prior: NetworkPrior) -> NetworkPrior:
         return prior
     links = prior.links
     if "joint" in stated_values:
-        links = _joined_by(links, Joint(stated_values["joint"]), Origin.STATED)
+        links = _joined_by(links, GpuInterconnect(stated_values["joint"]), Origin.STATED)
     counts = {
         name: stated_values[name]
         for name in ("num_gpus", "num_cards", "domain")
@@ -169,15 +169,15 @@ def detected_network(node: SeenNode, prior: NetworkPrior) -> NetworkPrior:
         return prior
     links = _with_cards(prior.links, node)
     if node.joint or node.variable("NCCL_P2P_DISABLE") == "1":
-        joint = Joint(node.joint) if node.joint in _JOINTS else links.topology.joint
+        joint = GpuInterconnect(node.joint) if node.joint in _JOINTS else links.topology.joint
         if node.variable("NCCL_P2P_DISABLE") == "1":
-            joint = Joint.PCIE
+            joint = GpuInterconnect.PCIE
         links = _joined_by(links, joint, Origin.SEEN, slot_bytes_per_s=node.gpu_pcie_bytes_per_s)
     links = _with_ways(links, node)
     return replace(prior, links=links, bus_bytes_per_s=links.node_bytes_per_s)
 
 
-_JOINTS = frozenset(joint.value for joint in Joint)
+_JOINTS = frozenset(joint.value for joint in GpuInterconnect)
 
 
 def _with_cards(links: LinkClass, node: SeenNode) -> LinkClass:
@@ -205,12 +205,12 @@ def _with_cards(links: LinkClass, node: SeenNode) -> LinkClass:
 
 
 def _joined_by(
-    links: LinkClass, joint: Joint, origin: Origin, *, slot_bytes_per_s: float = 0.0
+    links: LinkClass, joint: GpuInterconnect, origin: Origin, *, slot_bytes_per_s: float = 0.0
 ) -> LinkClass:
     """Return the links of a node's GPUs under a joint; without NVLink, by their slots."""
     links = replace(links, topology=links.topology.with_figures(origin, joint=joint))
-    if joint is not Joint.PCIE or links.wire is Wire.PCIE:
-        return replace(links, may_be_bridged=False) if joint is Joint.SWITCH else links
+    if joint is not GpuInterconnect.PCIE or links.wire is Wire.PCIE:
+        return replace(links, may_be_bridged=False) if joint is GpuInterconnect.SWITCH else links
     slot = slot_bytes_per_s or SLOT_BYTES_PER_S[_SLOT_GENERATIONS[links.generation]]
     return replace(
         links,

@@ -16,7 +16,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import Joint
+from ..records import GpuInterconnect
 from ..workload import Collective
 from .groups import Group
 from .topology import Topology
@@ -122,9 +122,9 @@ _CARD_CHANNELS = 4
 _ONE_CHANNEL_FRAC = 0.6
 """Share of a 400 Gb/s card that one queue reaches: 25 GB/s of the 41 that two move (nccl-tests on
 H100)."""
-_OTHER_JOINTS: Mapping[Architecture, tuple[Joint, ...]] = {
-    Architecture.VOLTA: (Joint.CUBE,),
-    Architecture.AMPERE: (Joint.MESH,),
+_OTHER_JOINTS: Mapping[Architecture, tuple[GpuInterconnect, ...]] = {
+    Architecture.VOLTA: (GpuInterconnect.CUBE,),
+    Architecture.AMPERE: (GpuInterconnect.MESH,),
 }
 
 
@@ -148,7 +148,7 @@ class LinkClass:
     """Algorithms and protocols that NCCL is configured not to use."""
 
     @property
-    def other_joints(self) -> tuple[Joint, ...]:
+    def other_joints(self) -> tuple[GpuInterconnect, ...]:
         """Other joints of nodes with this GPU; all since Hopper have a switch."""
         if self.wire is not Wire.NVLINK:
             return ()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..records import NVL72, Joint
+from ..records import NVL72, GpuInterconnect
 from .nccl_tuner import Architecture, LinkClass, Wire
 from .topology import Topology
 
@@ -47,7 +47,7 @@ def network_prior(device: str) -> NetworkPrior:
     if links is None or links.wire is not Wire.NVLINK:
         return prior
     if any(name in low for name in _CARDS):
-        bridged = replace(links.topology, joint=Joint.BRIDGE)
+        bridged = replace(links.topology, joint=GpuInterconnect.BRIDGE)
         # They have no switch to reduce in; the joint accounts for the links that a bridge lacks.
         links = replace(links, topology=bridged, nvls_bytes_per_s=0.0, may_be_bridged=False)
         return replace(prior, links=links)

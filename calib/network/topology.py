@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from ..records import Joint, Origin
+from ..records import GpuInterconnect, Origin
 
 LOCAL_COPY_CHUNKS = 0.4
 """Chunks that a ring inside a node spends in addition to its steps, on a rank's local copies: bus
@@ -52,7 +52,7 @@ NODE_RATE, CARD_RATE = "node_bytes_per_s", "card_bytes_per_s"
 class Topology:
     """Nodes of a machine; each figure has an origin."""
 
-    joint: Joint = Joint.SWITCH
+    joint: GpuInterconnect = GpuInterconnect.SWITCH
     num_gpus: int = 8
     """GPUs of a node, including those without ranks of a group."""
     num_cards: int = 8
@@ -115,18 +115,18 @@ class Topology:
     def node_share(self, num_ranks: int) -> float:
         """Return the share of a rank's links that it uses among ``num_ranks`` ranks of a node.
 
-        >>> [round(Topology(joint=Joint.MESH).node_share(n), 3) for n in (2, 3, 4)]
+        >>> [round(Topology(joint=GpuInterconnect.MESH).node_share(n), 3) for n in (2, 3, 4)]
         [0.333, 0.667, 1.0]
-        >>> [round(Topology(joint=Joint.CUBE).node_share(n), 3) for n in (2, 4, 8)]
+        >>> [round(Topology(joint=GpuInterconnect.CUBE).node_share(n), 3) for n in (2, 4, 8)]
         [0.333, 0.667, 1.0]
-        >>> [Topology(joint=Joint.BRIDGE).node_share(n) for n in (2, 4)]
+        >>> [Topology(joint=GpuInterconnect.BRIDGE).node_share(n) for n in (2, 4)]
         [1.0, 0.1]
         """
-        if self.joint is Joint.BRIDGE and num_ranks > 2:
+        if self.joint is GpuInterconnect.BRIDGE and num_ranks > 2:
             return _PCIE_OVER_BRIDGE_FRAC
-        if self.joint is Joint.MESH:
+        if self.joint is GpuInterconnect.MESH:
             return min(1.0, (num_ranks - 1) / _MESH_PEERS)
-        if self.joint is Joint.CUBE:
+        if self.joint is GpuInterconnect.CUBE:
             return min(1.0, float(np.log2(max(num_ranks, 2))) / _CUBE_OCTAVES)
         return 1.0
 
@@ -170,7 +170,7 @@ def fit_topology(
     *,
     node_bytes_per_s: float,
     card_bytes_per_s: float,
-    joints: Sequence[Joint] = (),
+    joints: Sequence[GpuInterconnect] = (),
 ) -> FittedLinks:
     """Fit the most probable topology: cards and joints are tried, rates are shrunk to the prior's.
 
@@ -212,7 +212,7 @@ def fit_topology(
     return min(fits, key=lambda fit: fit[0])[1]
 
 
-def _tried(prior: Topology, joint: Joint, num_cards: int) -> Topology:
+def _tried(prior: Topology, joint: GpuInterconnect, num_cards: int) -> Topology:
     """Return a topology, with figures that differ from the prior marked as measured."""
     changed = {"joint": joint is not prior.joint, "num_cards": num_cards != prior.num_cards}
     measured = {name: Origin.MEASURED for name, is_new in changed.items() if is_new}

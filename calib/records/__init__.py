@@ -1,4 +1,4 @@
-"""What hooks write, line by line, and traces that PyTorch and NCCL write.
+"""Records that hooks write, line by line, and traces that PyTorch and NCCL write.
 
 In: lines of JSON. Out: record classes, and runs with damaged lines named. Imports ``workload``.
 """
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         KEYS,
         NVL72,
         Cluster,
-        Joint,
+        GpuInterconnect,
         Origin,
         SeenNode,
         StatedNodes,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         write_json,
         write_text,
     )
-    from .flight import Called, FlightEntry, HostSpan, not_called, parse_dump, with_durations
+    from .flight import Called, FlightEntry, HostSpan, parse_dump, unhooked_entries, with_durations
     from .iso_times import LONGEST_S, Action, action_text, iso_time, stamped, with_iso_times
     from .kineto_trace import (
         CPU_OP,
@@ -92,7 +92,7 @@ if TYPE_CHECKING:
         SUMMARY_VALUES,
         TIME,
         Launch,
-        Unsent,
+        UnsentValues,
         hours_remaining,
         progress,
     )

@@ -1,6 +1,6 @@
-"""What is known of the nodes of a run: as its ranks saw them, and as a user states them.
+"""Nodes of a run, as its ranks read them from the system and as the user states them.
 
-Standard library only, since training writes it down.
+Standard library only: the training process writes them.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from ..plain_json import JsonObject
 from ..workload import Parallelism, QuickEnum, decode, encode_fields
 
 NVL72 = 72
-"""GPUs of a rack of GB200 or GB300 that NVLink joins: eighteen hosts of four (NVIDIA's data sheets
-of both)."""
+"""GPUs that NVLink joins in a GB200 or GB300 rack: eighteen hosts of four (NVIDIA's data sheets of
+both)."""
 _DOMAINS: Mapping[str, int] = {"gb300": NVL72, "gb200": NVL72}
-"""GPUs that NVLink joins beyond one host, by what a device's name has in it: what both are sold in.
-A rack of 36 is stated."""
+"""Usual number of GPUs that NVLink joins across hosts, by a part of the device's name: the size in
+which both are sold.  A rack of 36 has to be stated."""
 _SEGMENT = 64
-"""Ranks that a job of several such racks has in each: blocks of sixteen hosts of four, which leave
-the last two as spares (``--segment 16`` of NVIDIA's recipes, GPUs of its published rows)."""
+"""Ranks per rack in a job of several such racks: blocks of sixteen hosts of four, with the last two
+hosts as spares (``--segment 16`` of NVIDIA's recipes, GPUs of its published rows)."""
 _NO_DOMAIN = "none"
 _SWITCHED_OFF = "0"
 _BITS, _GIGA = 8, 1e9
 
 
-class Joint(QuickEnum):
-    """What joins the GPUs of a node."""
+class GpuInterconnect(QuickEnum):
+    """Interconnect of the GPUs of a node."""
 
     SWITCH = "switch"
     MESH = "mesh"
-    """Four GPUs, each linked to the three others alike."""
+    """Four GPUs, each linked equally to the other three."""
     CUBE = "cube"
-    """Eight GPUs in a cube with diagonals: two ranks reach a third of the links, four two."""
+    """Eight GPUs in a cube with diagonals: two ranks reach 1/3 of the links, four reach 2/3."""
     BRIDGE = "bridge"
-    """Cards of which two at a time are linked: more ranks go through PCIe."""
+    """Cards linked in pairs; more than two ranks go through PCIe."""
     PCIE = "pcie"
 
 
 class Origin(QuickEnum):
-    """Where a figure of a topology comes from, the surest last."""
+    """Source of a topology's figure, the most reliable last."""
 
     PRIOR = "prior"
     MEASURED = "measured"
@@ -53,35 +53,35 @@ class Origin(QuickEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenNode:
-    """One node as its own system shows it; 0 or empty where that is not told."""
+    """One node as its own system reports it; 0 or empty if unknown."""
 
     num_ranks: int = 0
-    """Of the whole run."""
+    """Ranks of the whole run."""
     num_local_ranks: int = 0
     num_gpus: int = 0
     gpu_pcie_bytes_per_s: float = 0.0
-    """In one direction, of the slowest GPU."""
+    """PCIe rate of the slowest GPU, in one direction."""
     gpu_numa: tuple[int, ...] = ()
     """NUMA node of each GPU, in PCI order."""
     joint: str = ""
-    """A ``Joint``."""
+    """Value of a ``GpuInterconnect``."""
     fabric: str = ""
-    """NVLink domain by cluster and clique, as the driver names it; ``none``: it joins no hosts."""
+    """NVLink domain (cluster and clique) as the driver names it; ``none`` if it joins no hosts."""
     num_cards: int = 0
     """Ports that NCCL would use: active, allowed by its variables, and of the highest rate."""
     card_bytes_per_s: float = 0.0
-    """Rate of one, in one direction."""
+    """Rate of one port, in one direction."""
     card_pcie_bytes_per_s: float = 0.0
-    """Of its slot."""
+    """Rate of the card's slot."""
     card_numa: tuple[int, ...] = ()
     wire: str = ""
-    """``infiniband``, ``roce``, ``socket`` where NCCL was told so, and ``ethernet`` where there are
-    other cards alone: sockets, or a plugin that knows better."""
+    """``infiniband``, ``roce``, ``socket`` if NCCL was configured so, or ``ethernet`` if there are
+    only other cards: NCCL uses sockets, or a plugin that supports them."""
     variables: tuple[str, ...] = ()
-    """What of NCCL's environment bears on the network, as ``NAME=value``."""
+    """NCCL environment variables that affect the network, as ``NAME=value``."""
 
     def variable(self, name: str) -> str:
-        """The value of one of NCCL's variables; empty where it is not set.
+        """Return the value of one of NCCL's variables; empty if it is not set.
 
         >>> SeenNode(variables=("NCCL_ALGO=Ring",)).variable("NCCL_ALGO")
         'Ring'
@@ -92,7 +92,7 @@ class SeenNode:
 
     @property
     def text(self) -> str:
-        """What is told, in words for people; empty where nothing is.
+        """Known values in words for people; empty if there are none.
 
         >>> node = SeenNode(num_gpus=8, joint="switch", num_cards=8, card_bytes_per_s=50e9,
         ...                 wire="infiniband", variables=("NCCL_ALGO=Ring",))
@@ -121,7 +121,7 @@ class SeenNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedNodes:
-    """What a user says of all nodes; None where nothing is said."""
+    """Values that a user states for all nodes; None if not stated."""
 
     joint: str | None = None
     num_gpus: int | None = None
@@ -132,7 +132,7 @@ class StatedNodes:
 
     @property
     def values(self) -> dict[str, object]:
-        """All that is said, by name."""
+        """Stated values, by name."""
         all_values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         return {name: value for name, value in all_values.items() if value is not None}
 
@@ -140,16 +140,16 @@ class StatedNodes:
 _COUNTS = ("num_gpus", "num_cards", "domain")
 _RATES = ("node_bytes_per_s", "card_bytes_per_s")
 KEYS = ("joint", *_COUNTS, *_RATES)
-"""Of a cluster file."""
+"""Keys of a cluster file."""
 
 
 def stated_nodes(values: Mapping[str, object]) -> StatedNodes:
-    """What a cluster file says.
+    """Return the checked values of a cluster file.
 
-    ``joint`` is how GPUs of a node are joined, ``num_gpus`` and ``num_cards`` are counted by node,
+    ``joint`` is how the GPUs of a node are joined, ``num_gpus`` and ``num_cards`` are per node,
     ``domain`` is the number of ranks that NVLink joins.  ``node_bytes_per_s`` is the bus bandwidth
-    inside a node, ``card_bytes_per_s`` that of one card, both as nccl-tests reaches them.
-    ``ConfigError`` for a value that cannot be.
+    inside a node, ``card_bytes_per_s`` that of one card, both as nccl-tests measures them.
+    Raise ``ConfigError`` for an unknown key or an invalid value.
 
     >>> stated_nodes({"num_gpus": 4, "domain": 36}).values
     {'num_gpus': 4, 'domain': 36}
@@ -165,22 +165,22 @@ def stated_nodes(values: Mapping[str, object]) -> StatedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes that were seen, one for each that tells, and what is stated of all."""
+    """Detected nodes, one for each that reports, and the values stated for all."""
 
     seen: tuple[SeenNode, ...] = ()
     stated: StatedNodes = field(default_factory=StatedNodes)
 
     @property
     def node(self) -> SeenNode:
-        """The node that most are like; of equals the first."""
+        """The most common node; among equals the first."""
         plain = [replace(node, fabric="") for node in self.seen]
         return Counter(plain).most_common(1)[0][0] if plain else SeenNode()
 
     def domain(self, device: str) -> tuple[int, Origin]:
-        """Ranks of a run that NVLink joins over several hosts; 0 where it joins none.
+        """Return the ranks of a run that NVLink joins across hosts, 0 if none, and the origin.
 
-        What is stated goes before what the driver shows, and that before what GPUs of this name are
-        sold in.
+        A stated value takes precedence over the driver's, and that over the size in which GPUs of
+        this name are sold.
 
         >>> Cluster().domain("NVIDIA GB200"), Cluster().domain("NVIDIA H100 80GB HBM3")
         ((72, <Origin.PRIOR: 'prior'>), (0, <Origin.PRIOR: 'prior'>))
@@ -200,11 +200,11 @@ class Cluster:
             return max(cliques.values()) * node.num_local_ranks, Origin.SEEN
         return usual, Origin.SEEN if cliques else Origin.PRIOR
 
-    def joined(self, parallelism: Parallelism, device: str) -> Parallelism:
-        """The layout with hosts that one NVLink domain joins counted as one node.
+    def with_domain_nodes(self, parallelism: Parallelism, device: str) -> Parallelism:
+        """Return the layout with the hosts of one NVLink domain counted as one node.
 
-        >>> rack = Cluster().joined(Parallelism(dp=64, ranks_per_node=4), "NVIDIA GB200")
-        >>> far = Cluster().joined(Parallelism(dp=256, ranks_per_node=4), "NVIDIA GB200")
+        >>> rack = Cluster().with_domain_nodes(Parallelism(dp=64, ranks_per_node=4), "NVIDIA GB200")
+        >>> far = Cluster().with_domain_nodes(Parallelism(dp=256, ranks_per_node=4), "NVIDIA GB200")
         >>> rack.ranks_per_node, far.ranks_per_node
         (72, 64)
         """
@@ -212,7 +212,7 @@ class Cluster:
         local = next(filter(None, known), 0)
         domain, origin = self.domain(device)
         if not domain:
-            # A run may describe a layout that it does not have itself: what it saw is not of that.
+            # The layout need not be the running one: the detected nodes say nothing about others.
             ranks_per_node = parallelism.ranks_per_node or self.stated.num_gpus or 0
             return replace(parallelism, ranks_per_node=ranks_per_node)
         num_ranks = parallelism.num_ranks
@@ -222,7 +222,7 @@ class Cluster:
         return replace(parallelism, ranks_per_node=max(domain, local))
 
     def to_json(self) -> JsonObject:
-        """A JSON value that ``from_json`` reads back."""
+        """Return a JSON value that ``from_json`` reads back."""
         return {
             "seen": [encode_fields(node) for node in self.seen],
             "stated": {**self.stated.values},  # type: ignore[dict-item]
@@ -230,7 +230,7 @@ class Cluster:
 
     @staticmethod
     def from_json(value: object) -> Cluster:
-        """What ``to_json`` wrote; what is damaged or of a newer version counts as not told."""
+        """Decode a value of ``to_json``; damaged parts and those of newer versions are unknown."""
         if not isinstance(value, Mapping):
             return Cluster()
         seen: list[SeenNode] = []
@@ -245,7 +245,7 @@ class Cluster:
 
 
 def joined_clusters(parts: Iterable[Cluster]) -> Cluster:
-    """Of all ranks that tell: every node, and what the first says that states anything."""
+    """Merge the clusters of all ranks: every node, and the first non-empty stated values."""
     clusters = list(parts)
     stated = next((part.stated for part in clusters if part.stated.values), StatedNodes())
     return Cluster(seen=tuple(node for part in clusters for node in part.seen), stated=stated)
@@ -273,7 +273,7 @@ def _rate(name: str, value: object) -> float:
 
 
 def _joint(name: str, value: object) -> str:
-    known = [joint.value for joint in Joint]
+    known = [joint.value for joint in GpuInterconnect]
     if value not in known:
         raise ConfigError(
             f"{name} {value!r} of the cluster is not known; choose from {', '.join(known)}"

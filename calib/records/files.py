@@ -1,7 +1,8 @@
-"""Files that are replaced at once, under temporary names that cannot be guessed.
+"""Atomic replacement of files, through temporary names that cannot be guessed.
 
-JSON and text are replaced at once, added to by the line, and read within bounds.  Standard library
-only: hooks write by it in the training process, and what reads answers alone is quick.
+JSON and text are replaced atomically, appended to by the line, and read up to a size limit.
+Standard library only: hooks use it in the training process, and programs that only read answers
+start fast.
 """
 
 from __future__ import annotations
@@ -22,35 +23,35 @@ from ..errors import RecordError
 from ..plain_json import Json, JsonObject, parse_json
 
 PackageData: TypeAlias = Mapping[str, Any]
-"""What our own files hold: their form is known to those who read them."""
+"""Content of the files in our packages; their readers know its form."""
 PRIVATE = 0o600
-"""Of files that hold arguments or environment."""
+"""Mode of files with arguments or environment variables."""
 OPEN = 0o666
-"""Less the umask, as for any file."""
-# Lines hold times in nanoseconds: two files whose last 256 bytes agree are one file.
+"""Mode of other files, before the umask."""
+# Lines have times in nanoseconds: two files whose last 256 bytes agree are the same file.
 _NUM_COMPARED = 256
 
 
 def replace_file(path: Path, data: bytes | str, *, mode: int = OPEN) -> None:
-    """Replace ``path`` with ``data`` at once; text as UTF-8, what has no UTF-8 escaped.
+    """Replace ``path`` with ``data`` atomically; text is encoded as by ``encoded``.
 
-    The folder is made where it is missing.  A symbolic link at ``path`` is replaced, never
-    followed.  Raises ``OSError``.
+    The folder is created if missing.  A symbolic link at ``path`` is replaced, never followed.
+    Raise ``OSError``.
     """
     whole = encoded(data) if isinstance(data, str) else data
     replace_by(path, lambda file: file.write(whole), mode=mode)
 
 
 def encoded(text: str) -> bytes:
-    """The UTF-8 of a text; bytes of names that have none are escaped, as ``\\udcff``."""
+    """Return text as UTF-8; undecodable bytes of file names are escaped, as ``\\udcff``."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = OPEN) -> None:
-    """The same with a function that writes into an open file."""
+    """Replace ``path`` as ``replace_file`` does, with what ``write`` puts into an open file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name[:64]}.{os.urandom(8).hex()}.tmp")
-    # With O_EXCL a name that is there, a link among them, is an error and never followed.
+    # With O_EXCL an existing name, even a link, is an error and never followed.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
     handle = os.open(temporary, flags, mode)
     try:
@@ -65,10 +66,10 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
 
 
 def open_owned(path: Path, *, mode: int = OPEN) -> BufferedRandom:
-    """A file of our own to read and to add to; its folder and it are made where they are missing.
+    """Open a file of our own for reading and appending; create it and its folder if missing.
 
-    Raises ``OSError`` at once, and touches nothing, where a link, a pipe, a folder or another
-    user's file is in its place: a directory may be one that others write to.
+    Raise ``OSError`` at once, without side effects, if a link, a pipe, a folder or another user's
+    file is in its place: others may be able to write to the directory.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_RDWR | os.O_APPEND
@@ -77,7 +78,7 @@ def open_owned(path: Path, *, mode: int = OPEN) -> BufferedRandom:
     try:
         return os.fdopen(os.open(path, flags | os.O_CREAT | os.O_EXCL, mode), "ab+")
     except FileExistsError:
-        # Looked at before it is opened: that alone may do something to a device.
+        # Check before opening: opening a device can already have an effect.
         is_ours = stat.S_ISREG(path.lstat().st_mode)
     if is_ours:
         handle = os.open(path, flags)
@@ -89,8 +90,8 @@ def open_owned(path: Path, *, mode: int = OPEN) -> BufferedRandom:
 
 
 def _is_owned(status: os.stat_result, folder: Path) -> bool:
-    """True for a regular file of ours, or of the owner of what we make in its folder: a mount may
-    say another."""
+    """True for a regular file of ours, or of the owner that files created by us get in its folder:
+    a mount may map owners."""
     if not stat.S_ISREG(status.st_mode) or status.st_uid == os.geteuid():
         return stat.S_ISREG(status.st_mode)
     temporary = folder / f".{os.urandom(8).hex()}.tmp"
@@ -106,24 +107,24 @@ def _is_owned(status: os.stat_result, folder: Path) -> bool:
 
 @cache
 def read_package_json(package: str, name: str) -> PackageData:
-    """The JSON value of a file that is installed in a package; read once, so never change it."""
+    """Return the JSON value of a file installed in a package; cached, so never modify it."""
     return json.loads(pkgutil.get_data(package, name) or b"")
 
 
 class Tail:
-    """A file that grows, and how far it has been read; whole lines only."""
+    """A growing file and the offset up to which it has been read, in whole lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: tuple[int, int] | None = None
         self._offset = 0
         self._last = b""
-        """The bytes before the offset: a file that was written anew has others there."""
+        """Bytes before the offset; a rewritten file has others there."""
 
     def read(self) -> tuple[bytes, bytes]:
-        """Lines since the last reading, and the beginning of one that has no end yet.
+        """Return the lines since the last call, and the beginning of an unfinished one.
 
-        Raises ``OSError``.
+        Raise ``OSError``.
         """
         with self._path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -136,7 +137,7 @@ class Tail:
         return whole, data[len(whole) :]
 
     def is_other(self) -> bool:
-        """True where what was read is not in the file any more: shrunk, replaced or gone."""
+        """True if the file no longer has what was read: it shrank, was replaced or is gone."""
         if self._file is None:
             return False
         try:
@@ -153,13 +154,13 @@ class Tail:
 # Larger files are refused before they fill the memory.
 MAX_JSON_NBYTES = 64 << 20
 _GZIP_LEVEL = 6
-"""As the program; 9 takes three times as long for a hundredth less."""
+"""Default of the gzip program; 9 takes three times as long for 1 % less."""
 
 
 def write_json(path: Path, value: object, *, mode: int = OPEN) -> None:
-    """Replace ``path`` with ``value`` at once; keys keep their order, NaN is refused.
+    """Replace ``path`` with ``value`` atomically; keys keep their order, NaN is refused.
 
-    What is compressed is on one line: nobody reads it, and it is written many times as fast.
+    Compressed JSON is on one line: nobody reads it, and it is written many times as fast.
     """
     if path.suffix == ".gz":
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -170,7 +171,7 @@ def write_json(path: Path, value: object, *, mode: int = OPEN) -> None:
 
 
 def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
-    """Replace ``path`` with the text at once; compressed where the name ends in ``.gz``."""
+    """Replace ``path`` with the text atomically; compress it if the name ends in ``.gz``."""
     data = encoded(text)
     if path.suffix == ".gz":
         data = gzip.compress(data, _GZIP_LEVEL, mtime=0)
@@ -178,9 +179,9 @@ def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
 
 
 def append_line(path: Path, value: object) -> None:
-    """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own.
+    """Append ``value`` as one line of JSON, in one write; a torn last line stays separate.
 
-    Raises ``OSError`` with the file's name.
+    Raise ``OSError`` with the file's name.
     """
     line = json.dumps(value, allow_nan=False) + "\n"
     try:
@@ -195,7 +196,10 @@ def append_line(path: Path, value: object) -> None:
 
 
 def read_lines(path: Path) -> tuple[list[JsonObject], tuple[str, ...]]:
-    """Objects of a file of JSON lines, and what was skipped; ``RecordError`` where none is."""
+    """Return the objects of a JSON-lines file, and a note on each skipped line.
+
+    Raise ``RecordError`` if the file is missing or unreadable.
+    """
     lines = _read_bounded(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
     values, problems = [], []
     for number, line in enumerate(lines, start=1):
@@ -211,7 +215,7 @@ def read_lines(path: Path) -> tuple[list[JsonObject], tuple[str, ...]]:
 
 
 def read_json(path: Path) -> Json:
-    """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
+    """Return the JSON value in ``path``; raise ``RecordError`` if it is missing or damaged."""
     data = _read_bounded(path, MAX_JSON_NBYTES)
     try:
         return parse_json(data)
@@ -220,7 +224,7 @@ def read_json(path: Path) -> Json:
 
 
 def _read_bounded(path: Path, most_nbytes: int) -> bytes:
-    """A whole file; ``RecordError`` where it is missing, no file, cannot be read or is larger."""
+    """Return a whole file; raise ``RecordError`` if missing, no file, unreadable or larger."""
     if path.exists() and not path.is_file():
         raise RecordError(f"{path} is not a file; remove it")  # a pipe would wait for its writer
     try:

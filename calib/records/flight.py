@@ -1,8 +1,9 @@
-"""PyTorch's flight recorder: every collective, and how long it took on the device.
+"""PyTorch's flight recorder: every collective and its duration on the device.
 
 The format is that of ``torch._C._distributed_c10d._dump_nccl_trace_json`` (version 2, PyTorch 2.5
-and later).  An entry has a duration only where collectives are timed and its work has retired.  It
-sees what C++ calls as well: the buckets of ``DistributedDataParallel``, functional collectives.
+and later).  An entry has a duration only if collectives are timed and its work has retired.  The
+recorder also sees calls from C++: the buckets of ``DistributedDataParallel``, functional
+collectives.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _ELEMENT_NBYTES = {
     **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
     **dict.fromkeys(("Byte", "Char", "Bool", "Float8"), 1),
 }
-"""By the names that C++ has for them; of a type behind an underscore, what is before."""
+"""Element size by C++ type name; of one with an underscore, only the part before it counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightEntry:
-    """One collective as the recorder saw it; ``peer`` is a rank of the group, -1 without one."""
+    """One collective as the recorder saw it; ``peer`` is a rank of the group, -1 if none."""
 
     group: str
     collective: Collective
@@ -45,26 +46,26 @@ class FlightEntry:
     created_unix_ns: int
     duration_ns: int | None
     number: int = 0
-    """Of all calls of the process, from 0; the ring that holds them forgets the first."""
+    """Index among all calls of the process, from 0; the ring buffer drops the oldest."""
     nbytes: int = 0
-    """Of the whole group's buffer, as nccl-tests counts it; 0 where sizes are not told."""
+    """Size of the whole group's buffer, as nccl-tests counts it; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpan:
-    """When the host worked on a step, in Unix nanoseconds."""
+    """Period in which the host worked on a step, in Unix nanoseconds."""
 
     begin_ns: int
     end_ns: int
     clock_ns: int = 0
-    """The begin by the clock of the step's marks."""
+    """Begin by the clock of the step's marks."""
 
 
 _SIDES = ("input", "output")
 
 
 def parse_dump(text: str | bytes) -> list[FlightEntry]:
-    """The entries of a dump in the order of calling; raises ``RecordError`` where it is none."""
+    """Return the entries of a dump in call order; raise ``RecordError`` if it is not one."""
     try:
         entries = json.loads(text).get("entries", [])
         known = {int(entry["record_id"]): _entry(entry) for entry in entries}
@@ -96,7 +97,7 @@ def _entry(entry: Mapping[str, Any]) -> FlightEntry:
 
 
 def _nbytes(sizes: Any, dtypes: Any) -> int:
-    """Of all tensors of one side; 0 where a size or a type is not known."""
+    """Return the bytes of all tensors of one side; 0 if a size or a type is unknown."""
     if not isinstance(sizes, list) or not isinstance(dtypes, list) or len(sizes) != len(dtypes):
         return 0
     each = [
@@ -115,21 +116,21 @@ class Called:
     nbytes: int
 
 
-def not_called(
+def unhooked_entries(
     entries: Iterable[FlightEntry], called: Iterable[Called], span: HostSpan
 ) -> list[FlightEntry]:
-    """Entries of the step ``span`` that hooks have not seen, without messages of pairs.
+    """Return the entries of the step ``span`` that hooks have not seen, point-to-point excluded.
 
-    A call is matched by group and bytes, and by its collective where several fit: gloo reduces and
-    scatters by an all-reduce.  Of a group with a call that no entry fits (several calls in one),
-    nothing is known; nor of a step whose first entries the ring has forgotten.
+    A call is matched by group and bytes, and by its collective if several fit: gloo implements
+    reduce-scatter by all-reduce.  A group with a call that no entry fits (several calls in one)
+    gives no entries, nor does a step whose first entries the ring buffer has dropped.
 
     >>> entry = {"group": "g", "peer": -1, "created_unix_ns": 5, "duration_ns": None, "nbytes": 8}
     >>> found = [FlightEntry(collective=Collective.ALL_REDUCE, **entry) for _ in range(3)]
     >>> hooked = Called(group="g", collective=Collective.REDUCE_SCATTER, nbytes=8)
-    >>> len(not_called(found, [hooked], HostSpan(begin_ns=0, end_ns=9)))
+    >>> len(unhooked_entries(found, [hooked], HostSpan(begin_ns=0, end_ns=9)))
     2
-    >>> not_called(found, [Called(group="g", collective=Collective.ALL_GATHER, nbytes=6)],
+    >>> unhooked_entries(found, [Called(group="g", collective=Collective.ALL_GATHER, nbytes=6)],
     ...            HostSpan(begin_ns=0, end_ns=9))
     []
     """
@@ -164,10 +165,10 @@ def _forgets(first: FlightEntry, span: HostSpan) -> bool:
 def with_durations(
     records: Iterable[Record], entries: Iterable[FlightEntry], spans: Mapping[int, HostSpan]
 ) -> Iterator[Record]:
-    """The same records, asynchronous collectives with the duration on the device where known.
+    """Yield the records, asynchronous collectives with their duration on the device if known.
 
-    ``spans`` tells the steps that the records are of.  The calls of a step on one group are matched
-    in order, and only where both sides saw equally many: a ring buffer forgets its oldest entries.
+    ``spans`` has the steps of the records.  The calls of a step on one group are matched in order,
+    and only if both sides saw equally many: a ring buffer drops its oldest entries.
     """
     durations = _durations(entries, spans)
     for step, step_records in groupby(records, key=_step_of_transfer):

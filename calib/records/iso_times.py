@@ -1,4 +1,4 @@
-"""Times of files as people and programs read them, beside seconds since 1970."""
+"""ISO 8601 times next to the Unix times in JSON files, and the text shown for an action."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from enum import Enum
 from typing import Any
 
 LONGEST_S = 100 * 365 * 86400.0
-"""Dates and sums stay within what ``datetime`` and a double can hold."""
+"""Limit that keeps dates and sums within what ``datetime`` and a double can represent."""
 _UNIX, _ISO = "unix_s", "iso"
 
 
 def with_iso_times(value: Mapping[str, object]) -> dict[str, object]:
-    """The same object with every time in ``unix_s`` told again beside it, in ``iso``, in UTC.
+    """Return the object with each ``unix_s`` time repeated in UTC, under its name with ``iso``.
 
-    Objects inside are looked through; intervals of times, by name, are told again as a whole.
+    Nested objects are converted too; intervals of times, by name, are repeated as a whole.
 
     >>> with_iso_times({"end_unix_s": 1_700_000_000.4, "left": {"unix_s": 0}, "now_unix_s": None})
     ... # doctest: +NORMALIZE_WHITESPACE
@@ -31,12 +31,12 @@ def with_iso_times(value: Mapping[str, object]) -> dict[str, object]:
 
 
 def stamped(value: Mapping[str, object]) -> dict[str, object]:
-    """An answer for programs: with its schema first, and times in both ways."""
+    """Return an answer for programs: schema first, times in both forms."""
     return with_iso_times({"schema": 1, **value})
 
 
 def iso_time(unix_s: object) -> str:
-    """Seconds since 1970 as ISO 8601 in UTC; empty where that is no time.
+    """Return seconds since 1970 as ISO 8601 in UTC; empty if that is no time.
 
     >>> iso_time(0), iso_time(None), iso_time(float("nan"))
     ('1970-01-01T00:00:00Z', '', '')
@@ -59,7 +59,7 @@ def _with_iso(value: Any) -> Any:
 
 
 def _to_iso(value: Any) -> Any:
-    """One time, the ends of an interval, or intervals by name; empty where it is no time."""
+    """Convert one time, the ends of an interval, or intervals by name; empty if it is no time."""
     if isinstance(value, Mapping):
         return {name: iso for name, item in value.items() if (iso := _to_iso(item))}
     if isinstance(value, (list, tuple)):
@@ -69,7 +69,7 @@ def _to_iso(value: Any) -> Any:
 
 
 class Action(Enum):
-    """What is advised; the value is that of files."""
+    """Advice to the user; its value is written to files."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -80,7 +80,7 @@ _TEXTS = {Action.CONTINUE: "keep running", Action.STOP: "stop", Action.ABSTAIN: 
 
 
 def action_text(value: str) -> str:
-    """The words of every line for a value of ``action``; one of a newer version as it is.
+    """Return the words shown for a value of ``action``; one of a newer version unchanged.
 
     >>> action_text("continue"), action_text("abstain"), action_text("pause")
     ('keep running', 'none yet', 'pause')

@@ -1,7 +1,7 @@
-"""What a Kineto trace says: the work of the device, who launched it, and what of it is a product.
+"""Device work in a Kineto trace: kernels, their launches, and which are matrix products.
 
-The events are those of PyTorch's profiler, read in the process or from its Chrome trace; the words
-for their categories are Kineto's own.
+The events are those of PyTorch's profiler, read in the process or from its Chrome trace; their
+categories have Kineto's names.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _PRODUCT_OPS = frozenset(
     f"{_ATEN}{name}"
     for name in ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm")
 )
-# cuBLAS, cuBLASLt (nvjet on Hopper and later), CUTLASS and rocBLAS (Cijk) name their kernels so.
+# Kernel names of cuBLAS, cuBLASLt (nvjet on Hopper and later), CUTLASS and rocBLAS (Cijk).
 _PRODUCT_KERNEL = re.compile(r"(?<!fb)gemm|nvjet|cutlass|xmma|wgmma|^Cijk", re.IGNORECASE)
 _SPLIT_SUM = re.compile(
     r"split_?k_?reduce|reduce_?splitk|\breduce_(bf16|fp8_in_bf16_out)_cuda", re.IGNORECASE
 )
-"""Sums of cuBLAS, and those behind a product in parts of Transformer Engine (userbuffers.cu)."""
-# Attention is built of CUTLASS's parts and has its types in its names.
+"""Split-K sums of cuBLAS, and sums after Transformer Engine's split products (userbuffers.cu)."""
+# Attention kernels are built from CUTLASS and have its types in their names.
 _ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
 _NORM = re.compile(
     r"(layer|rms)_?norm|::normalization::|\bln_bwd_|GammaBetaBackward|cuCompute(Part)?Grad",
     re.IGNORECASE,
 )
-"""Kernels of Transformer Engine, Apex and PyTorch, and PyTorch's operations on a CPU."""
+"""Normalization kernels of Transformer Engine, Apex and PyTorch, and PyTorch's CPU operations."""
 _COLLECTIVES = (
     ("allreduce", Collective.ALL_REDUCE),
     ("allgather", Collective.ALL_GATHER),
@@ -49,33 +49,34 @@ _COLLECTIVES = (
     ("send", Collective.SEND),
     ("recv", Collective.RECV),
 )
-"""How the names of libraries begin, without underscores."""
+"""Collectives by the beginning of their library name, without underscores."""
 _TRANSFER_KERNEL = re.compile(
     r"[nr]ccl|mscclpp|multimem_(?=all|reduce)|(one|two)_shot_all_?reduce|cross_device_reduce"
     r"|userbuffers_|nvshmem",
     re.IGNORECASE,
 )
-"""NCCL and RCCL, and what PyTorch's symmetric memory and servers of models have of their own;
-Transformer Engine's userbuffers, and NVSHMEM.
+"""Kernels of NCCL and RCCL, of PyTorch's symmetric memory and of serving frameworks; Transformer
+Engine's userbuffers, and NVSHMEM.
 """
 _EXCHANGE_KERNEL = re.compile(r"(deep|hybrid)_ep::(?![\w:]*layout)[\w:]*(dispatch|combine)")
-"""DeepEP and HybridEP move the rows of experts; counting them, ``layout``, is no transfer."""
+"""DeepEP's and HybridEP's transfers of experts' rows; ``layout``, which counts them, is none."""
 _USERBUFFERS = (
     (re.compile(r"userbuffers_\w+_ag"), Collective.ALL_GATHER),
     (re.compile(r"userbuffers_\w+_rs"), Collective.REDUCE_SCATTER),
     (re.compile(r"userbuffers_\w+_sum"), Collective.ALL_REDUCE),
 )
 _LATE_NODE = "_RegisterDelayedWgradForExperts"
-"""Computes the weights' gradients that linears have put off (Megatron-LM core_v0.18.0 and later,
-moe_layer.py, --overlap-dispatch-backward-with-experts-wgrad), on a stream of its own."""
+"""Autograd node that computes the weight gradients deferred by linears, on its own stream
+(Megatron-LM core_v0.18.0 and later, moe_layer.py, --overlap-dispatch-backward-with-experts-wgrad).
+"""
 _PIECES_RATIO = 1.5
-"""A whole product is as long as all pieces of one like it, two or more."""
+"""Least ratio of a whole product to the median piece: a like product has two or more pieces."""
 _IN_KERNEL = re.compile(
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast)|cross_device_reduce",
     re.IGNORECASE,
 )
 Paced = Callable[[Iterable[Any]], Iterable[Any]]
-"""Hands things on as they are, with pauses between where there is something to wait for."""
+"""Passes items through unchanged, pausing between them if there is something to wait for."""
 _WRAPPERS = ("autograd::", "torch::autograd", "c10d::", "torch::jit")
 
 
@@ -83,8 +84,8 @@ _WRAPPERS = ("autograd::", "torch::autograd", "c10d::", "torch::jit")
 class TraceEvent:
     """One span of a trace.
 
-    ``number`` is a host operation's own, ``link`` that of the operation around a launch (0: not
-    known), ``correlation`` what a launch shares with its work on the device.
+    ``number`` identifies a host operation, ``link`` is the number of the operation around a launch
+    (0 if unknown), ``correlation`` is shared by a launch and its work on the device.
     """
 
     name: str
@@ -99,13 +100,13 @@ class TraceEvent:
 
     @property
     def end_ns(self) -> int:
-        """First nanosecond after it."""
+        """First nanosecond after the span."""
         return self.start_ns + self.duration_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedCollective:
-    """What a collective's kernel says of itself; ``group`` is its description and name."""
+    """Collective as its kernel reports it; ``group`` has the group's description and name."""
 
     collective: Collective
     group: str
@@ -115,10 +116,10 @@ class TracedCollective:
 class TracedWork:
     """One kernel or copy; on a CPU, one operation of the framework.
 
-    ``launched_ns`` is when the host asked for it, ``call`` the host operation around it.
-    ``is_whole`` says that this call is at most one product; below a library's own node of autograd
-    there may be several.  ``inner`` is the size that a product sums over, 0 where it is not known.
-    ``is_late`` says that operators before have put it off, whichever is open around it.
+    ``launched_ns`` is when the host launched it, ``call`` the host operation around it.
+    ``is_whole`` means that this call has at most one product; a library's own autograd node may
+    have several.  ``inner`` is the size that a product sums over, 0 if unknown.  ``is_late`` means
+    that earlier operators deferred it, whichever operator is open around it.
     """
 
     name: str
@@ -134,7 +135,7 @@ class TracedWork:
 
 
 def collective_named(text: str) -> Collective:
-    """The collective that PyTorch's traces and its flight recorder call ``text``.
+    """Return the collective that PyTorch's traces and its flight recorder call ``text``.
 
     >>> [collective_named(name).value for name in ("nccl:_all_gather_base", "nccl:send 0->1")]
     ['all_gather', 'send']
@@ -146,9 +147,9 @@ def collective_named(text: str) -> Collective:
 
 
 def kernel_collective(name: str) -> Collective | None:
-    """What a kernel transfers by its name; ``OTHER`` where it does not say, None if it is none.
+    """Return the collective in a kernel's name, ``OTHER`` if unclear, None if it is no transfer.
 
-    A send and a receive have one kernel, which is an all-to-all's as well.
+    Send and receive share one kernel, which all-to-all uses as well.
 
     >>> kernel_collective("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     <Collective.ALL_GATHER: 'all_gather'>
@@ -172,13 +173,13 @@ def kernel_collective(name: str) -> Collective | None:
 
 
 def work_of(events: Sequence[TraceEvent], paced: Paced = iter) -> list[TracedWork]:
-    """What the device did in the order of launching; where it did nothing, what the host did."""
+    """Return the device's work in launch order, or the host's if the device had none."""
     work = device_work(events, paced=paced) or _host_work(events, paced)
     return sorted(work, key=lambda item: (item.launched_ns, item.start_ns))
 
 
 def busy_ns(work: Iterable[TracedWork]) -> int:
-    """How long any of it ran: what runs at once, on several streams, counts once.
+    """Return the time in which any of the work ran; work on several streams at once counts once.
 
     >>> begins = (0, 5, 20)
     >>> busy_ns(TracedWork(name="", start_ns=n, duration_ns=9, launched_ns=0) for n in begins)
@@ -199,18 +200,18 @@ def split_gradients(
     num_forward: int = 0,
     is_in_pieces: bool = False,
 ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
-    """A linear's backward work, in order, as input gradient and weight gradient.
+    """Split a linear's backward work, in order, into input gradient and weight gradient.
 
-    A product that sums over ``tokens`` is of the weight's gradient, one over ``outputs`` of the
-    input's.  Where shapes do not tell, the input's come first, as in Megatron, in Transformer
-    Engine and in PyTorch with a bias (not without one: MmBackward0).  What follows the products
-    belongs to the weight: bias, casts, accumulation; but a normalization that is part of the linear
-    goes back from the input's gradient, whenever it runs.  None where the products are not two for
-    each of the ``num_forward`` of the forward pass (0: not known): weights that are frozen, or
-    whose gradient is put off.
+    A product that sums over ``tokens`` belongs to the weight gradient, one over ``outputs`` to the
+    input gradient.  If shapes do not tell, the input gradient comes first, as in Megatron, in
+    Transformer Engine and in PyTorch with a bias (not without one: MmBackward0).  Work after the
+    products belongs to the weight gradient: bias, casts, accumulation; but a normalization that is
+    part of the linear belongs to the input gradient, whenever it runs.  None if there are not two
+    products for each of the ``num_forward`` of the forward pass (0 if unknown): weights are frozen,
+    or their gradient is deferred.
 
-    With ``is_in_pieces`` the product of the input's gradient may be in pieces, between which they
-    are exchanged; that of the weight's, which is the last, never is (Transformer Engine d0067d0,
+    With ``is_in_pieces`` the product of the input gradient may be in pieces, which are exchanged
+    in between; that of the weight gradient, the last one, never is (Transformer Engine d0067d0,
     pytorch/module/linear.py: only ``bulk_overlap`` for it).
     """
     ends = _product_ends(work)
@@ -228,14 +229,14 @@ def split_gradients(
 
 
 def num_products(work: Sequence[TracedWork]) -> int:
-    """How many products there are."""
+    """Return the number of products."""
     return len(_product_ends(work))
 
 
 def _product_ends(work: Sequence[TracedWork]) -> list[int]:
-    """The end of each product: behind the last piece of work of its call.
+    """Return the end of each product: the position after the last work of its call.
 
-    Of several products of one call, each ends behind the sum of its own parts.
+    If one call has several products, each ends after the sum of its own parts.
     """
     ends: list[int] = []
     for position, item in enumerate(work):
@@ -249,7 +250,10 @@ def _product_ends(work: Sequence[TracedWork]) -> list[int]:
 
 
 def _without_pieces(work: Sequence[TracedWork], ends: list[int]) -> list[int]:
-    """The end of the last piece and that of the whole product behind; none if there is none."""
+    """Return the ends of the last piece and of the whole product after it, empty if there is none.
+
+    Fewer than three ends are returned unchanged.
+    """
     if len(ends) < 3:
         return ends
     *pieces, last = [item.duration_ns for item in work if item.is_product]
@@ -257,7 +261,7 @@ def _without_pieces(work: Sequence[TracedWork], ends: list[int]) -> list[int]:
 
 
 def products_of(work: Sequence[TracedWork]) -> list[Sequence[TracedWork]]:
-    """Each product with what comes before it; what follows the last one belongs to that."""
+    """Return each product with the work before it; work after the last one belongs to that one."""
     ends = _product_ends(work)
     ends = [*ends[:-1], len(work)] if ends else []
     return [work[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
@@ -274,7 +278,7 @@ def is_exchanged(work: TracedWork) -> bool:
 
 
 def _normalized(work: Sequence[TracedWork], begin: int) -> tuple[int, int]:
-    """From the first work of a normalization on to behind the last, from ``begin`` on."""
+    """Return the half-open range of normalization work at or after ``begin``; empty if none."""
     places = [n for n in range(begin, len(work)) if _NORM.search(work[n].name)]
     return (places[0], places[-1] + 1) if places else (begin, begin)
 
@@ -284,7 +288,7 @@ def device_work(
     categories: frozenset[str] = DEVICE_WORK,
     paced: Paced = iter,
 ) -> list[TracedWork]:
-    """What the device did, in the order of the events; work that nobody launched is left out."""
+    """Return the device's work in event order, without work whose launch is unknown."""
     launches, operations, done = {}, {}, []
     for event in paced(events):
         if event.category in categories:
@@ -321,7 +325,7 @@ def device_work(
 
 
 def _launch_ns(launch: TraceEvent | None, call: TraceEvent | None) -> int:
-    """When the host launched; its clock is the operations', a launch's may be some us off."""
+    """Return the launch time by the operations' clock; that of launches may be some us off."""
     if call is None:
         return launch.start_ns if launch is not None else 0
     if launch is None:
@@ -338,7 +342,7 @@ def _is_product(name: str, call: TraceEvent | None) -> bool:
 
 
 def _inner(call: TraceEvent | None) -> int:
-    """Size that ``aten::mm(a, b)`` sums over: the last of a."""
+    """Return the size that ``aten::mm(a, b)`` sums over, the last of a; 0 if unknown."""
     if call is None or call.name != "aten::mm":
         return 0
     dims = call.details.get(SHAPES)
@@ -360,7 +364,7 @@ def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | N
 
 
 def _host_work(events: Sequence[TraceEvent], paced: Paced) -> list[TracedWork]:
-    """The outermost operations of the framework on each thread: they do not overlap."""
+    """Return the framework's outermost operations on each thread, which do not overlap."""
     ends: dict[int, int] = {}
     traced_work = []
     for event in paced(sorted(_operations(paced(events)), key=_outer_first)):
@@ -392,7 +396,7 @@ def _operations(events: Iterable[TraceEvent]) -> Iterable[TraceEvent]:
 def operations_by_thread(
     events: Iterable[TraceEvent], categories: frozenset[str] = frozenset({CPU_OP})
 ) -> dict[int, list[TraceEvent]]:
-    """Operations of the host, or its events of other categories too, parents before children."""
+    """Group the host's operations, or events of ``categories``, by thread, parents first."""
     threads: dict[int, list[TraceEvent]] = {}
     for event in events:
         if event.category in categories:
@@ -405,16 +409,16 @@ def _outer_first(event: TraceEvent) -> tuple[int, int]:
 
 
 class Nesting:
-    """Which event of the host is in which, by thread and time; for traces without links."""
+    """Nesting of the host's events, by thread and time, for traces without links."""
 
     def __init__(self, threads: Mapping[int, list[TraceEvent]]) -> None:
         self.threads = threads
         self._starts = {t: [e.start_ns for e in inside] for t, inside in threads.items()}
         self.parents = {t: _parents(inside) for t, inside in threads.items()}
-        """Position of the event around each one of a thread; -1 where there is none."""
+        """Position of the event around each event of a thread; -1 if there is none."""
 
     def around(self, launch: TraceEvent) -> int | None:
-        """Position of the innermost event of the launch's thread at that time."""
+        """Return the position of the innermost event around a launch; None if there is none."""
         inside = self.threads.get(launch.thread)
         if inside is None:
             return None
@@ -424,7 +428,7 @@ class Nesting:
         return at if at >= 0 else None
 
     def event_around(self, launch: TraceEvent) -> TraceEvent | None:
-        """The innermost event of the launch's thread at that time."""
+        """Return the innermost event around a launch, on its thread; None if there is none."""
         at = self.around(launch)
         return None if at is None else self.threads[launch.thread][at]
 

@@ -1,6 +1,6 @@
-"""Records in little room: many lines of a file as one, and the ranks of a group as runs.
+"""Compact records: many lines of a file as one, and the ranks of a group as runs.
 
-Lines are compressed, so that a bounded file holds a whole window.
+Lines are compressed, so that a whole window fits into a file of limited size.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from functools import lru_cache
 from ..errors import RecordError
 
 MAX_NBYTES = 64 << 20
-"""What one packed line may hold; more is damage."""
+"""Largest unpacked size of one packed line; more is damage."""
 MAX_LINES = 1_000_000
-"""In one packed line."""
+"""Most lines in one packed line."""
 MAX_LINE_NBYTES = MAX_NBYTES
-"""Characters of one line of a file."""
-# A megabyte can unpack to a gigabyte: the bound is on what comes out, not on what lies on disk.
+"""Most characters of one line of a file."""
+# A megabyte can unpack to a gigabyte: limit the unpacked size, not the size on disk.
 MAX_TOTAL_NBYTES = 1 << 29
-"""Characters of all lines of a file, packed ones unpacked; the rest is not read."""
+"""Most characters of all lines of a file after unpacking; the rest is not read."""
 _LEAST = 64
-"""Characters that every line counts as: an empty one costs time as well."""
+"""Least characters that a line counts as: an empty one costs time as well."""
 UNREAD = f"more than {MAX_TOTAL_NBYTES} characters of records; the rest is not read"
-"""In place of the lines beyond."""
+"""Stands for the lines beyond that limit."""
 _HEAD = '{"type": "packed", "data": "'
 _TAIL = '"}\n'
 MAX_RANKS = 1 << 20
-"""Of one group, which may have 16,384; more is damage."""
+"""Most ranks of a group; real ones may have 16,384, and more than this is damage."""
 
 
 class Packer:
-    """Lines under a bound: ``add`` takes a batch wholly or, where it would not fit, not at all."""
+    """Packs lines up to a size limit; ``add`` takes a batch whole, or not at all if too large."""
 
     def __init__(self, limit_nbytes: int) -> None:
         self._zip = zlib.compressobj()
         self._parts: list[bytes] = []
-        # In base64 three bytes become four; the stream's end takes some more.
+        # Base64 turns three bytes into four; the end of the stream takes some more.
         self.remaining_nbytes = (limit_nbytes - len(_HEAD) - len(_TAIL)) * 3 // 4 - 16
         """Compressed bytes that still fit."""
 
     def add(self, lines: Iterable[str]) -> bool:
-        """True where the batch is in; each line ends in a newline."""
+        """Add lines, each ending in a newline; True if the whole batch fitted."""
         trial = self._zip.copy()
         part = trial.compress("".join(lines).encode()) + trial.flush(zlib.Z_SYNC_FLUSH)
         if len(part) > self.remaining_nbytes:
@@ -56,25 +56,25 @@ class Packer:
         return True
 
     def line(self) -> str:
-        """The packed line with its newline; nothing can be added any more."""
+        """Return the packed line with its newline; nothing can be added afterwards."""
         data = b"".join((*self._parts, self._zip.flush()))
         return f"{_HEAD}{base64.b64encode(data).decode()}{_TAIL}"
 
     @staticmethod
     def compressed_nbytes(lines: Iterable[str]) -> int:
-        """Bytes of ``remaining_nbytes`` that the lines would take by themselves."""
+        """Return the bytes of ``remaining_nbytes`` that the lines alone would take."""
         return len(zlib.compress("".join(lines).encode()))
 
 
 def pack(lines: Iterable[str]) -> str:
-    """All lines as one."""
+    """Pack all lines into one."""
     packer = Packer(MAX_NBYTES)
     packer.add(lines)
     return packer.line()
 
 
 def unpacked(lines: Iterable[str]) -> Iterator[str]:
-    r"""The lines with those inside packed ones in their place; a damaged one stays as it is.
+    r"""Yield the lines with packed ones expanded in place; a damaged one stays as it is.
 
     >>> list(unpacked(["a\n", pack(["b\n", "c\n"])]))
     ['a\n', 'b\n', 'c\n']
@@ -106,7 +106,7 @@ def _inside(line: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def to_runs(ranks: tuple[int, ...]) -> str:
-    """Runs ``first-last`` or ``first-last:stride``, and single ranks, joined by commas.
+    """Return ranks as runs ``first-last`` or ``first-last:stride`` and single ones, with commas.
 
     >>> to_runs((0, 1, 2, 3)), to_runs((5, 13, 21)), to_runs((0, 1, 2, 8, 9, 10)), to_runs((7, 3))
     ('0-3', '5-21:8', '0-2,8-10', '7,3')
@@ -128,9 +128,9 @@ def to_runs(ranks: tuple[int, ...]) -> str:
 
 @lru_cache(maxsize=256)
 def from_runs(text: str) -> tuple[int, ...]:
-    """The ranks that ``to_runs`` was given; the same object for the same text.
+    """Return the ranks that ``to_runs`` was given; the same object for the same text.
 
-    Raises ``RecordError`` where it is no such text.
+    Raise ``RecordError`` if the text has another form.
 
     >>> from_runs("0-2,5-21:8")
     (0, 1, 2, 5, 13, 21)
@@ -150,7 +150,7 @@ def from_runs(text: str) -> tuple[int, ...]:
 
 
 def _run_length(ranks: Sequence[int], at: int) -> int:
-    """Entries from ``at`` on that rise by one same stride."""
+    """Return the number of entries from ``at`` on that rise by a constant stride."""
     if at + 1 >= len(ranks) or ranks[at + 1] <= ranks[at]:
         return 1
     stride, end = ranks[at + 1] - ranks[at], at + 2

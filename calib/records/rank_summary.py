@@ -1,4 +1,4 @@
-"""From the hooked steps of a window to one small record, which every rank can send."""
+"""Summary of a window's hooked steps in one small record, which every rank can send."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 
 @dataclass(slots=True)
 class StepSums:
-    """Own time of one step's phases, and its waiting by the role of the group."""
+    """Self time of one step's phases, and its waiting time by role of the group."""
 
     phase_ns: Counter[str] = field(default_factory=Counter)
     wait_ns: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     grouped_rows: int = 0
     single_rows: Counter[int] = field(default_factory=Counter)
-    """By layer, of which some may have no experts."""
+    """Rows by layer; some of these layers may have no experts."""
     routers: set[int] = field(default_factory=set)
     """Layers with a router."""
 
     def add(self, record: Record) -> None:
-        """Count a record of the step; other types than phases and collectives are ignored."""
+        """Add a record of the step; types but phases, operators and collectives are ignored."""
         if isinstance(record, PhaseRecord):
             if record.name in _PHASES:
                 self_time_ns = record.duration_ns - record.wait_ns - record.hook_ns
@@ -53,8 +53,8 @@ class StepSums:
     def routed_rows(self) -> int:
         """Rows that arrived at the experts of this rank, in the passes whose operators are timed.
 
-        A layer's grouped products are two.  Rows of shared experts, which every rank has alike, are
-        among those of products one after the other.
+        A layer has two grouped products.  Without them, the rows of single products include those
+        of shared experts, which are equal on all ranks.
         """
         return self.grouped_rows // 2 or sum(self.single_rows[layer] for layer in self.routers)
 
@@ -62,10 +62,10 @@ class StepSums:
 def summarise(
     window: int, step_ns: Mapping[int, int], sums: Mapping[int, StepSums], memory_peak_nbytes: int
 ) -> RankRecord:
-    """Medians over the steps that are in both mappings, by step number.
+    """Return medians over the steps that are in both mappings, by step number.
 
-    Of waiting it is the mean: not all steps of a window need have timed it, and what was timed
-    stands for the others.
+    Waiting is a mean: not every step of a window may have timed it, and timed calls stand for the
+    others.
     """
     steps = sorted(step_ns.keys() & sums.keys())
     roles = sorted({role for step in steps for role in sums[step].wait_ns})

@@ -1,4 +1,4 @@
-"""What hooks write: one event of one rank each, times in integer nanoseconds of its own clock.
+"""Records that hooks write: one event of one rank each, in integer nanoseconds of its clock.
 
 On disk a record is one JSON line with its type under ``"type"``; a file starts with a header.
 """
@@ -17,13 +17,13 @@ from ..workload import Collective, GroupRole, OperatorKind, Phase
 from .packed import from_runs, to_runs
 
 SCHEMA = 1
-"""Raised where a reader of the old lines would misread the new ones."""
+"""Increased if a reader of the old lines would misread the new ones."""
 MAX_LISTED_RANKS = 8
-"""Members of a larger group are written as runs."""
+"""Largest group whose members are listed; those of larger ones are written as runs."""
 
 
 class StepFlag(Enum):
-    """Why a step's time does not stand for the others."""
+    """Reason why a step's time does not represent the others."""
 
     WARMUP = "warmup"
     EVALUATED = "evaluated"
@@ -37,7 +37,7 @@ class StepFlag(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """First line of a file: whose it is."""
+    """First line of a file, which identifies its run and rank."""
 
     schema: int
     run_id: str
@@ -50,14 +50,14 @@ class Header:
     tp_rank: int = 0
     dp_rank: int = 0
     cluster: JsonObject = field(default_factory=dict)
-    """``Cluster.to_json`` of one rank of a node; older versions pass over it."""
+    """``Cluster.to_json`` from one rank of each node; older versions ignore it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One optimizer step.  ``gap_ns`` is the time since the previous step's end (logging, data).
 
-    ``hook_ns`` is the part of the step in which hooks were put on and taken off.
+    ``hook_ns`` is the part of the step in which hooks were installed and removed.
     """
 
     step: int
@@ -72,10 +72,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRecord:
-    """A bracket of the host framework: forward-compute, backward-compute, optimizer, eval...
+    """A timed section of the host framework: forward-compute, backward-compute, optimizer, eval...
 
     ``name`` is Megatron's timer name.  ``microbatch`` counts starts of that name within the step.
-    ``wait_ns`` is the part of it spent in synchronous collectives, ``hook_ns`` in our own hooks.
+    ``wait_ns`` is the part spent in synchronous collectives, ``hook_ns`` that in our own hooks.
     """
 
     step: int
@@ -90,7 +90,7 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfOperator:
-    """Which operator of which micro-batch."""
+    """Fields that identify an operator of a micro-batch."""
 
     step: int
     window: int
@@ -104,12 +104,12 @@ class _OfOperator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRecord(_OfOperator):
-    """One operator of one micro-batch; ``duration_ns`` leaves nested ones and collectives out.
+    """One operator of one micro-batch; ``duration_ns`` excludes nested ones and collectives.
 
     A probe ran between steps and belongs to none; its ``microbatch`` counts repeats.
-    ``host_bound_ns`` is the part of it in which a device had nothing to do but what the host asked
-    for meanwhile: the host's time, whatever the shape.  ``host_ns`` is what the host took to launch
-    it, by its own clock and without our hooks; 0 on a CPU, and where it may have waited.
+    ``host_bound_ns`` is the part in which the device had no work but what the host was launching
+    meanwhile: the host's time, whatever the shape.  ``host_ns`` is the host's time to launch it, by
+    its own clock and without our hooks; 0 on a CPU, or if it may have waited.
     """
 
     start_ns: int
@@ -118,15 +118,15 @@ class OperatorRecord(_OfOperator):
     host_bound_ns: int = 0
     host_ns: int = 0
     rows: tuple[int, ...] = ()
-    """Of a grouped product the rows of each expert, where the host knows them."""
+    """Rows of each expert in a grouped product, if the host knows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRecord(_OfOperator):
-    """Work of one operator in a traced step: what its kernels took, without gaps between them.
+    """Work of one operator in a traced step: time of its kernels, without the gaps between them.
 
     On a CPU its calls into the framework take their place.  The backward phase of a linear is two
-    records, of the input's and of the weight's gradient, where the trace tells them apart.
+    records, of input and weight gradient, if the trace tells them apart.
     """
 
     duration_ns: int
@@ -139,10 +139,10 @@ class CollectiveRecord:
 
     ``sequence`` counts the calls on this group by this rank in the step: the same number on all
     ranks of the group (for point-to-point: on both ends, by direction) is the same transfer.
-    ``issue_ns`` is when the call was made, ``duration_ns`` from there to its known end; for an
+    ``issue_ns`` is when the call was made, ``duration_ns`` the time until its known end; for an
     asynchronous call that had already ended when it was waited for, an upper bound (``is_bound``).
-    ``exposed_ns`` is how long the host stood still for it.  Hooked steps have all of them, unless
-    there was no room: then ``stands_for`` is how many calls of like passes this one speaks for.
+    ``exposed_ns`` is how long it blocked the host.  Hooked steps have all of them unless space ran
+    out: then ``stands_for`` is the number of calls of like passes that this one represents.
     """
 
     step: int
@@ -161,12 +161,12 @@ class CollectiveRecord:
     exposed_ns: int
     stands_for: float = 1.0
     is_probe: bool = False
-    """Ran between steps, over the group ``ranks``; ``role`` is then what it stands for."""
+    """Ran between steps, over the group ``ranks``; ``role`` is then the one it represents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoverageRecord:
-    """Which hooks were installed and which fired in a window, by operator kind or seam."""
+    """Numbers of hooks installed and fired in a window, by operator kind or seam."""
 
     window: int
     name: str
@@ -176,10 +176,10 @@ class CoverageRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
-    """The window has closed on this rank: nothing more of it follows.
+    """End of the window on this rank: no more of its records follow.
 
-    ``memory_peak_nbytes`` is the device's peak (CPU: resident set), ``device_memory_nbytes`` what
-    it has; 0 where unknown.  ``num_left_out`` counts hooked steps without detail, for lack of room.
+    ``memory_peak_nbytes`` is the device's peak (CPU: resident set), ``device_memory_nbytes`` its
+    size; 0 if unknown.  ``num_left_out`` counts hooked steps without detail, for lack of space.
     """
 
     window: int
@@ -194,10 +194,10 @@ class WindowRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """What one rank did in the hooked steps of a window: small enough to come from every rank.
+    """Summary of one rank's hooked steps in a window, small enough to be sent by every rank.
 
-    Medians over those steps, per step: passes and optimizer without the waiting inside them, and
-    the mean of the waiting in collectives, ``wait_ns[i]`` on groups of role ``wait_roles[i]``.
+    Medians per step over those steps, of passes and optimizer without the waiting inside them;
+    ``wait_ns[i]`` is the mean waiting in collectives on groups of role ``wait_roles[i]``.
     """
 
     window: int
@@ -215,34 +215,34 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """The run description as this rank saw it, ``RunConfig.to_json`` inside."""
+    """Run description as this rank saw it, in the form of ``RunConfig.to_json``."""
 
     config: JsonObject
 
 
 class DataLength(Enum):
-    """What the data of a loop say of their length."""
+    """Kind of knowledge about the length of a loop's data."""
 
     UNSEEN = "unseen"
-    """No loader of torch's feeds the loop, or a framework stands between."""
+    """No torch loader feeds the loop, or a framework stands between."""
     NONE = "none"
-    """Nothing tells it but the data themselves, which are not asked: that may have an effect."""
+    """Only the data themselves know it; they are not queried, as that may have side effects."""
     KNOWN = "known"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopRecord:
-    """What the first steps of a training loop show of its length and its batch; 0: not known.
+    """Length and batch of a training loop, as its first steps show them; 0 if unknown.
 
     Steps are counted from the first of the run.  ``samples`` and ``tokens`` are those of one step
-    of this rank.  Gradients, ``grad_nbytes`` of them, are averaged over ``num_replicas`` ranks.
+    of this rank.  Gradients of ``grad_nbytes`` in all are averaged over ``num_replicas`` ranks.
     """
 
     num_steps: int = 0
-    """Of the whole run."""
+    """Steps of the whole run."""
     data: DataLength = DataLength.UNSEEN
     pass_end: int = 0
-    """Steps that will be done at the end of the pass over the data that runs."""
+    """Steps done at the end of the current pass over the data."""
     pass_steps: int = 0
     """Steps of a whole pass."""
     samples: int = 0
@@ -268,7 +268,7 @@ Record = (
 _TYPES: dict[str, type[Any]] = {
     kind.__name__.removesuffix("Record").lower(): kind for kind in get_args(Record)
 }
-"""By what stands under ``type``: the name of the class without its ending."""
+"""Record classes by ``type``: the name of the class without ``Record``, in lower case."""
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _ENUMS: dict[str, Callable[[Any], Any]] = {
     "kind": OperatorKind,
@@ -278,14 +278,14 @@ _ENUMS: dict[str, Callable[[Any], Any]] = {
     "data": DataLength,
 }
 _MOST = 2**63 - 1
-"""Whole numbers become columns of 64 bits."""
+"""Largest whole number, as they become columns of 64 bits."""
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
 _SELDOM = frozenset({"rows", "host_bound_ns", "host_ns"})
-"""Not written where they say nothing."""
+"""Fields that are not written if empty or 0."""
 
 
 def to_dict(record: Record) -> JsonObject:
-    """A JSON object with the record's type under ``type``."""
+    """Return a JSON object with the record's type under ``type``."""
     out: JsonObject = {"type": _NAMES[type(record)]}
     for spec in fields(record):
         value = getattr(record, spec.name)
@@ -302,9 +302,9 @@ def to_dict(record: Record) -> JsonObject:
 
 
 def from_dict(value: Mapping[str, Json]) -> Record:
-    """The record that ``to_dict`` wrote; unknown keys are ignored.
+    """Return the record that ``to_dict`` wrote; unknown keys are ignored.
 
-    Raises ``RecordError`` where the type is unknown, a field is missing or a value is not its kind.
+    Raise ``RecordError`` if the type is unknown, a field is missing or a value has a wrong type.
     """
     kind = _TYPES.get(str(value.get("type")))
     if kind is None:
@@ -325,7 +325,7 @@ def from_dict(value: Mapping[str, Json]) -> Record:
 
 @cache
 def _specs(kind: type) -> tuple[tuple[str, str], ...]:
-    """Names of the fields of a record and their types: a file has a record on each of its lines."""
+    """Return a record's field names and types; cached, as every line of a file needs them."""
     return tuple((spec.name, str(spec.type)) for spec in fields(kind))
 
 
@@ -359,7 +359,7 @@ def _check_value(name: str, kind: str, value: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error; one of a damaged file may be long."""
+    """Return a value for an error, shortened: one of a damaged file may be long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The records of one run, from the lines of its files; damage is named and the rest is kept."""
+"""Records of one run, parsed from the lines of its files; damaged lines are named and skipped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRec
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="_Lines")
-# Of thousands of missing ranks a line names the first.
+# Thousands of ranks may be missing; a line names the first.
 _NUM_NAMED = 8
 _DAMAGED = (
     RecordError,
@@ -29,15 +29,15 @@ _DAMAGED = (
     ArithmeticError,
     RecursionError,
 )
-"""What a value of another form than ours raises, our own checks' errors first."""
+"""Errors raised by a value of unknown form, those of our own checks first."""
 # A file of noise has a problem in each line, and reports list them all.
 MOST_PROBLEMS = 200
-"""Damaged lines of one file that are named."""
+"""Most damaged lines that are named per file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecords:
-    """What the ranks of one run wrote; each mapping is by rank and in rank order."""
+    """Records that the ranks of one run wrote; each mapping is by rank and in rank order."""
 
     run_id: str
     headers: Mapping[int, Header]
@@ -45,31 +45,31 @@ class RunRecords:
     records: Mapping[int, tuple[Record, ...]]
     """Steps, phases, operators, collectives, coverage and windows, in the order of the file."""
     problems: tuple[str, ...] = ()
-    """What was skipped and why, one line each."""
+    """Skipped parts and the reasons, one line each."""
     summaries: Mapping[int, tuple[RankRecord, ...]] = field(default_factory=dict)
-    """One per window of each rank, those without a file included."""
+    """One per window of each rank, ranks without a file included."""
     loops: Mapping[int, LoopRecord] = field(default_factory=dict)
-    """Of the ranks whose loop showed itself."""
+    """Loop records of the ranks whose loop was recognized."""
 
     @property
     def recording_plan(self) -> RecordingPlan:
-        """Who was to record, by the size of the world and the layout where one is known."""
+        """Ranks that were to record, by world size and the layout if one is known."""
         config = next(iter(self.configs.values()), None)
         return recording_plan(self.world_size, config.parallelism if config else None)
 
     @property
     def world_size(self) -> int:
-        """Ranks that the run has, whether or not their files are here."""
+        """Number of ranks of the run, with or without a file here."""
         return max((header.world_size for header in self.headers.values()), default=0)
 
     @property
     def cluster(self) -> Cluster:
-        """What ranks saw of their nodes, and what was stated of them."""
+        """Nodes as their ranks saw them, and the values stated for them."""
         return joined_clusters(Cluster.from_json(h.cluster) for h in self.headers.values())
 
 
 def parse_header(line: str) -> Header:
-    """The header on a file's first line; ``RecordError`` where it is none, or of a newer schema."""
+    """Parse a file's first line; raise ``RecordError`` if it is no header or of a newer schema."""
     record = _parse_line(line)
     if not isinstance(record, Header):
         raise RecordError(f"first line is a {type(record).__name__}, not a header; record again")
@@ -83,16 +83,16 @@ def parse_header(line: str) -> Header:
 
 @dataclass(slots=True)
 class _Lines:
-    """A file whose lines come one part after the other."""
+    """A file whose lines arrive in parts."""
 
     name: str
-    """Stands in front of each of the ``problems``."""
+    """Prefix of each of the ``problems``."""
     problems: list[str] = field(default_factory=list)
-    """What was skipped and why; the first ``MOST_PROBLEMS`` are kept."""
+    """Skipped lines and the reasons; only the first ``MOST_PROBLEMS``."""
     num_lines: int = 0
 
     def unread(self: _F, err: OSError) -> _F:
-        """What is known of the file where the system does not give it."""
+        """Return a file of this name whose only problem is that it cannot be read."""
         return type(self)(self.name, problems=[f"{self.name}: cannot be read ({err})"])
 
     def _note(self, problem: str) -> None:
@@ -102,13 +102,13 @@ class _Lines:
 
 @dataclass(slots=True)
 class RankFile(_Lines):
-    """A rank's file: ``header`` and ``config`` once they were there, None before."""
+    """A rank's file; ``header`` and ``config`` are None until their lines were taken."""
 
     header: Header | None = None
     config: RunConfig | None = None
     loop: LoopRecord | None = None
     records: tuple[Record, ...] = ()
-    """Those of the lines taken last."""
+    """Records of the lines taken last."""
     is_over: bool = False
 
     def take(self, lines: Iterable[str]) -> None:
@@ -132,7 +132,7 @@ class RankFile(_Lines):
         self.records = tuple(records)
 
     def reported_problems(self) -> list[str]:
-        """The problems; that there is nothing, where the file is empty."""
+        """Return the problems; for an empty file, one that says so."""
         if self.header is None and not self.problems:
             return [f"{self.name}:1: file is empty; its rank recorded nothing"]
         return self.problems
@@ -156,10 +156,10 @@ class RankFile(_Lines):
 
 @dataclass(slots=True)
 class SummaryFile(_Lines):
-    """The file in which the ranks without a file of their own stand."""
+    """File with the summaries of the ranks that have no file of their own."""
 
     summaries: dict[int, tuple[RankRecord, ...]] = field(default_factory=dict)
-    """Of the lines taken last."""
+    """Summaries by rank, of the lines taken last."""
 
     def take(self, lines: Iterable[str]) -> None:
         """Parse these lines, which follow those taken before."""
@@ -181,7 +181,7 @@ class SummaryFile(_Lines):
 def join_ranks(
     run_id: str, files: Iterable[RankFile], summaries: SummaryFile | None = None
 ) -> RunRecords:
-    """Put the files of a run together; a foreign file is named and skipped."""
+    """Combine the files of a run; a file of another run is named and skipped."""
     ordered = sorted(files, key=lambda file: file.name)
     problems = [problem for file in ordered for problem in file.reported_problems()]
     world_size = _usual_world_size(run_id, ordered)
@@ -192,7 +192,7 @@ def join_ranks(
     for file in ordered:
         if file.header is None:
             continue
-        reason = _foreign(file.header, run_id, world_size, headers)
+        reason = _mismatch_reason(file.header, run_id, world_size, headers)
         if reason:
             problems.append(f"{file.name}: {reason}; skipped")
             continue
@@ -219,20 +219,24 @@ def join_ranks(
         records=_by_rank(records),
         summaries=_by_rank(known),
     )
-    return replace(run, problems=(*problems, *_absent(run)), configs=_on_domains(run))
+    return replace(
+        run, problems=(*problems, *_missing_rank_problems(run)), configs=_on_domains(run)
+    )
 
 
 def _on_domains(run: RunRecords) -> dict[int, RunConfig]:
-    """Layouts as ranks described them, with hosts of one NVLink domain as one node."""
+    """Return the ranks' configs, with the hosts of one NVLink domain counted as one node."""
     cluster = run.cluster
     return {
-        rank: replace(config, parallelism=cluster.joined(config.parallelism, config.device))
+        rank: replace(
+            config, parallelism=cluster.with_domain_nodes(config.parallelism, config.device)
+        )
         for rank, config in run.configs.items()
     }
 
 
-def _absent(run: RunRecords) -> list[str]:
-    """A line on ranks that were to record and did not."""
+def _missing_rank_problems(run: RunRecords) -> list[str]:
+    """Return a line on the ranks that should have recorded and did not; empty if there are none."""
     if not run.headers:
         return []
     wanted = run.recording_plan.recorders
@@ -258,7 +262,9 @@ def _usual_world_size(run_id: str, files: list[RankFile]) -> int:
     return Counter(sizes).most_common(1)[0][0] if sizes else 0
 
 
-def _foreign(header: Header, run_id: str, world_size: int, seen: Mapping[int, Header]) -> str:
+def _mismatch_reason(
+    header: Header, run_id: str, world_size: int, seen: Mapping[int, Header]
+) -> str:
     if header.run_id != run_id:
         return f"belongs to run {header.run_id}"
     if header.world_size != world_size:

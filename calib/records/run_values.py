@@ -1,12 +1,11 @@
-"""The values of a run that every sink gets: one name for each, its meaning, and whether it stays.
+"""Values of a run that every sink gets, with their names and meanings, and how it was launched.
 
 The suffix of a name is its unit: ``_s`` seconds, ``_unix_s`` seconds since 1970, ``_h`` hours,
-``_frac`` a share of 1, ``_per_s`` of a second; without one it is a number, or 1 for yes.  All are
+``_frac`` a fraction of 1, ``_per_s`` per second; without one it is a number, or 1 for yes.  All are
 finite floats.  Standard library only: training logs some of them into the host's own W&B run.
 
-How a run was launched: what rank 0 noted of its command, host and environment.
-
-Only what may be kept is here (``calib.arguments.passed_on``); a masked word is ``***``.
+``Launch`` has the command, host and environment that rank 0 noted, as far as they may be stored
+(``calib.arguments.passed_on``); a masked word is ``***``.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from ..shell import is_word
 from ..workload import Encoded, decode
 
 PREFIX = "calib/"
-"""Before each name where other metrics are beside it."""
+"""Prefix of each name in a sink that has other metrics too."""
 ITERATION = "iteration"
 TIME = "unix_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunValue:
-    """What a value is; ``is_constant``: it is sent once, and again only where it has changed."""
+    """Meaning of a value; if ``is_constant``, it is sent once, and then only if it has changed."""
 
     meaning: str
     is_constant: bool = False
@@ -52,21 +51,21 @@ RUN_VALUES: Mapping[str, RunValue] = {
     "step_time_predicted_high_s": _of("Upper end of the 90 % interval of the predicted step."),
     "step_time_modelled_s": _of("Step time of the model of operators and collectives."),
     "step_time_error_frac": _of("Predicted over measured step time, less 1."),
-    "is_in_interval": _of("1 where the step lay in its 90 % interval."),
+    "is_in_interval": _of("1 if the step lay in its 90 % interval, else 0."),
     "level_s": _of("Level of the step time now."),
     "drift_frac": _of("Level of the step time over the first one, less 1."),
-    "tokens_per_s": _of("Tokens a second of the whole run."),
-    "tokens_per_s_per_gpu": _of("Tokens a second of one GPU."),
-    "samples_per_s": _of("Samples a second of the whole run, where tokens are not known."),
-    "samples_per_s_per_gpu": _of("Samples a second of one GPU, where tokens are not known."),
+    "tokens_per_s": _of("Tokens per second of the whole run."),
+    "tokens_per_s_per_gpu": _of("Tokens per second of one GPU."),
+    "samples_per_s": _of("Samples per second of the whole run, if tokens are not known."),
+    "samples_per_s_per_gpu": _of("Samples per second of one GPU, if tokens are not known."),
     "mfu_frac": _of("Model FLOP/s utilization of the GPUs (MFU)."),
     "progress_frac": _of("Steps done of all steps of the run."),
     "eta_h": _of("Time until the run ends, median."),
     "finish_p50_unix_s": _of("When the run ends, median."),
     "finish_p95_unix_s": _of("When the run has ended with 95 % probability."),
     "num_steps": _once("Steps of the whole run."),
-    "overhead_frac": _once("What hooks cost a step of the window, as a share of it."),
-    "overhead_below_frac": _once("Bound of that cost, where noise hides it."),
+    "overhead_frac": _once("Overhead of hooks, as a share of a step of the window."),
+    "overhead_below_frac": _once("Upper bound of that overhead, if noise hides it."),
     "window_next_step_error_before_frac": _once(
         "Error of the next window's step as predicted before a window was learned from."
     ),
@@ -74,39 +73,39 @@ RUN_VALUES: Mapping[str, RunValue] = {
         "Error of the next window's step as predicted after a window was learned from."
     ),
 }
-"""All that is sent for steps."""
+"""All values that are sent for steps."""
 RATES = (
     *("tokens_per_s", "tokens_per_s_per_gpu"),
     *("samples_per_s", "samples_per_s_per_gpu"),
     "mfu_frac",
 )
-"""Those in inverse proportion to the time of the step."""
+"""Values inversely proportional to the step time."""
 LEVELS = frozenset(
     {"level_s", "drift_frac", *(name for name, one in RUN_VALUES.items() if one.is_constant)}
 )
-"""Those that hold for steps of a window too."""
+"""Values that are valid for steps of a window too."""
 SUMMARY_VALUES: Mapping[str, str] = {
     "num_scored_steps": "Steps that had a prediction before they ran.",
     "step_time_error_median_frac": "Predicted over measured step time, less 1, median.",
-    "step_time_abs_error_median_frac": "The same without its sign, median.",
+    "step_time_abs_error_median_frac": "Absolute error of the step time, median.",
     "interval_coverage_frac": "Share of these steps that lay within their 90 % interval.",
     "windows_next_step_error_before_frac": (
         "Error of the next window's step by the models before a window, without its sign, median."
     ),
-    "windows_next_step_error_after_frac": "The same by the models refitted with that window.",
+    "windows_next_step_error_after_frac": "This error by the models refitted with that window.",
     "windows_finish_error_before_frac": (
         "Error of the end by the models before a window, over the time of the whole run, without "
         "its sign, median."
     ),
-    "windows_finish_error_after_frac": "The same by the models refitted with that window.",
+    "windows_finish_error_after_frac": "This error by the models refitted with that window.",
 }
-"""What the end of a run adds, for sinks that have a summary, beside rates of the measured step."""
+"""Values added at the end of a run in sinks with a summary, besides rates of the measured step."""
 
 
-class Unsent:
-    """Of values those that are to be sent: constants once, and what is no finite number never.
+class UnsentValues:
+    """Filter of the values to send: constants only once, numbers that are not finite never.
 
-    >>> unsent = Unsent()
+    >>> unsent = UnsentValues()
     >>> [unsent.of({"level_s": 2.0, "overhead_frac": 0.01}) for _ in range(2)]
     [{'level_s': 2.0, 'overhead_frac': 0.01}, {'level_s': 2.0}]
     """
@@ -115,7 +114,7 @@ class Unsent:
         self._sent: dict[str, float] = {}
 
     def of(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Values of a step without what has been sent before."""
+        """Return the finite values of a step, without constants that were sent before."""
         new_values = {name: value for name, value in values.items() if self._is_news(name, value)}
         self._sent |= {name: new_values[name] for name in new_values if _is_constant(name)}
         return new_values
@@ -130,7 +129,7 @@ def _is_constant(name: str) -> bool:
 
 
 def progress(iteration: int, num_steps: int) -> dict[str, float]:
-    """The run's length and how much of it is done; empty where its length is not known.
+    """Return the run's length and the fraction done; empty if its length is unknown.
 
     >>> progress(50, 200)
     {'num_steps': 200.0, 'progress_frac': 0.25}
@@ -141,7 +140,7 @@ def progress(iteration: int, num_steps: int) -> dict[str, float]:
 
 
 def hours_remaining(finish_unix_s: float, now_unix_s: float) -> float:
-    """Hours from a moment to the end, 0 where that has passed.
+    """Return the hours from now to the end, 0 if that has passed.
 
     >>> hours_remaining(9000.0, 1800.0)
     2.0
@@ -150,44 +149,44 @@ def hours_remaining(finish_unix_s: float, now_unix_s: float) -> float:
 
 
 NAME = "command.json"
-"""The file of rank 0, in the folder of a run's records."""
+"""File of rank 0 in the folder of a run's records."""
 RUNS = "runs"
-"""The folder of a directory that holds one folder for each launch."""
+"""Folder in a directory that has one folder for each launch."""
 LAUNCH = "launch.json"
-"""In such a folder: of which launch it is, or which one its launch has agreed to be."""
+"""File in such a folder: the launch it belongs to, or the one its launch has agreed to be."""
 MARKER = "stop.json"
-"""In such a folder: that, when and why training was asked to save and stop."""
+"""File in such a folder, written on a request to save and stop training: when and why."""
 SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch(Encoded):
-    """A launch in words; empty where nothing was noted."""
+    """Description of a launch; fields are empty if nothing was noted."""
 
     JSON: ClassVar[str] = "schema *"
     schema: ClassVar[int] = SCHEMA
 
     argv: tuple[str, ...] = ()
-    """The program and its arguments, ours left out."""
+    """The program and its arguments, without ours."""
     launcher: tuple[str, ...] = ()
-    """The words before the program, as ``torchrun --nproc-per-node 8``; empty: not known."""
+    """Words before the program, as ``torchrun --nproc-per-node 8``; empty if unknown."""
     folder: str = ""
     """The working directory."""
     host: str = ""
-    """Whose loop trains, where a module tells (``megatron.bridge``); empty: the config tells."""
+    """Framework whose loop trains, if a module tells (``megatron.bridge``); else see the config."""
     num_nodes: int = 1
     ranks_per_node: int = 1
     absent: tuple[str, ...] = ()
-    """Options of layouts that the program does not take, and ``transformer_engine`` where that was
-    not imported (``RunConfig.absent``)."""
+    """Layout options that the program does not accept, and ``transformer_engine`` if that was not
+    imported (``RunConfig.absent``)."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that Megatron's rules ask for, and our own, as the processes had them."""
+    """Variables that Megatron's rules require, and our own, as the processes had them."""
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> Launch:
-        """The launch that ``to_json`` wrote; unknown keys are ignored.
+        """Return the launch that ``to_json`` wrote; unknown keys are ignored.
 
-        Raises ``RecordError`` where a value is of another kind, or no word of a command.
+        Raise ``RecordError`` if a value has a wrong type, or is no word of a command.
 
         >>> Launch.from_json(Launch(argv=("t.py", "--lr", "1")).to_json()).argv
         ('t.py', '--lr', '1')

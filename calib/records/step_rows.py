@@ -1,4 +1,4 @@
-"""Measured step times of whole layouts: what a step model is calibrated on and scored against."""
+"""Measured step times of whole layouts, on which a step model is calibrated and scored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..workload import RunConfig
 
 
 class StepKind(Enum):
-    """Where a step time comes from."""
+    """Source of a step time."""
 
     MEASURED = "measured"
     DERIVED = "derived"
@@ -24,14 +24,14 @@ class StepKind(Enum):
 
 
 class Trait(Enum):
-    """What is known of a run beyond its ``RunConfig``."""
+    """Property of a run that its ``RunConfig`` does not have."""
 
     PARALLEL_RESIDUAL = "parallel_residual"
-    """Attention and MLP share one all-reduce forwards (GPT-NeoX)."""
+    """Attention and MLP share one all-reduce in the forward phase (GPT-NeoX)."""
     SOCKET_NETWORK = "socket_network"
     """Nodes are joined by sockets, not by RDMA."""
     LATE_GATHERS = "late_gathers"
-    """FSDP gathers a layer's weights after the backward pass of the one before (BACKWARD_POST)."""
+    """FSDP gathers a layer's weights after the previous layer's backward pass (BACKWARD_POST)."""
     COMPILED = "compiled"
     """Layers run under ``torch.compile``."""
 
@@ -44,23 +44,23 @@ class StepRow:
     row_id: str
     config: RunConfig
     measured_s: float
-    """NaN in rows that are to be predicted."""
+    """Step time; NaN in rows to be predicted."""
     measured_memory_nbytes: float | None = None
-    """Peak of the fullest rank."""
+    """Peak memory of the fullest rank."""
     machine: str
-    """What has to be equal for rows to share a calibration: device, cluster, stack, precision."""
+    """Key of the rows that may share a calibration: device, cluster, stack, precision."""
     group: str
-    """Model, ranks and global batch: what layouts are ranked within."""
+    """Model, ranks and global batch, within which layouts are ranked."""
     kind: StepKind = StepKind.MEASURED
     traits: frozenset[Trait] = frozenset()
     pair: str = ""
-    """Name of the rows that differ from this one in a switch alone; "" where there are none."""
+    """Name shared by the rows that differ only in one switch; "" if there are no others."""
     flag: str = ""
-    """Why the row is neither fitted nor scored; "" where nothing speaks against it."""
+    """Reason why the row is neither fitted nor scored; "" if it is usable."""
 
     @property
     def num_ranks(self) -> int:
-        """Devices that the step ran on."""
+        """Number of devices that the step ran on."""
         return self.config.parallelism.num_ranks
 
     @property
@@ -73,7 +73,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRow:
-    """A row of a table that could not be made a layout."""
+    """A row of a table that does not describe a layout."""
 
     row_id: str
     reason: str
@@ -85,10 +85,10 @@ class StepTable:
 
     name: str
     rows: tuple[StepRow, ...]
-    """All that describe a layout, flagged ones included."""
+    """All rows that describe a layout, flagged ones included."""
     skipped: tuple[SkippedRow, ...] = ()
     unused: tuple[str, ...] = ()
-    """Columns that its reader knows nothing of."""
+    """Columns that its reader does not know."""
 
     @property
     def usable(self) -> tuple[StepRow, ...]:
@@ -98,11 +98,11 @@ class StepTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPredictions:
-    """What a model says of some rows, ``(rows,)`` each; NaN where it abstains."""
+    """A model's predictions for some rows, ``(rows,)`` each; NaN if it abstains."""
 
     time_s: NDArray[np.float64]
     low_s: NDArray[np.float64]
     """Low end of the 90 % interval."""
     high_s: NDArray[np.float64]
     reasons: tuple[str, ...] = field(default=())
-    """Why it abstains, "" where it does not; empty where it never does."""
+    """Reasons for abstaining, "" in rows without; empty if it never abstains."""

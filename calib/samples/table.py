@@ -178,7 +178,7 @@ class SampleTable:
         """
         known = replace(self.cluster(), stated=stated)
         current_config = self.config()
-        layout = known.joined(current_config.parallelism, current_config.device)
+        layout = known.with_domain_nodes(current_config.parallelism, current_config.device)
         is_first = self.runs["run_id"] == self.run_id
         has_config = is_first & (self.runs["config"] != "")
         config = replace(current_config, parallelism=layout)

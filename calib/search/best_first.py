@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Keep
+from ..arguments import LayoutConstraint
 from ..layers import Block, BlockKind, attention_part, block, chunk_variants, experts_part
 from ..memory import (
     ModuleBytes,
@@ -353,7 +353,7 @@ def best_layouts(
     num_ranks: int,
     *,
     budget: MemoryBudget | None = None,
-    keep: Keep | None = None,
+    keep: LayoutConstraint | None = None,
     effort: Effort | None = None,
 ) -> SearchResult:
     """Return the best layouts of a run on ``num_ranks`` ranks.
@@ -362,7 +362,12 @@ def best_layouts(
     search is stopped, these are the best so far, and ``gap_frac`` is the distance from a proof.
     """
     search = _Search(
-        config, steps, num_ranks, budget or MemoryBudget(), keep or Keep(), effort or Effort()
+        config,
+        steps,
+        num_ranks,
+        budget or MemoryBudget(),
+        keep or LayoutConstraint(),
+        effort or Effort(),
     )
     search.search()
     return search.result()
@@ -375,7 +380,7 @@ class _Search:
         steps: FittedSteps,
         num_ranks: int,
         budget: MemoryBudget,
-        keep: Keep,
+        keep: LayoutConstraint,
         effort: Effort,
     ) -> None:
         self._steps, self._budget, self._keep, self._effort = steps, budget, keep, effort
@@ -497,11 +502,11 @@ class _Search:
         )
 
 
-def _lightest_allowed(layout: RunConfig, keep: Keep) -> RunConfig | None:
+def _lightest_allowed(layout: RunConfig, keep: LayoutConstraint) -> RunConfig | None:
     """Return a requested variant with low memory: sharded states and most recompute; else None."""
     for choice in reversed(states(layout, num_nodes(layout))):
         for recompute in reversed(recomputes(layout)):
-            variant = recompute.of(choice.of(layout))
+            variant = recompute.applied_to(choice.of(layout))
             if not variant.optimizer_offload_frac and keep.allows(variant):
                 return variant
     return None

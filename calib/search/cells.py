@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Keep
+from ..arguments import LayoutConstraint
 from ..workload import Batch, Engine, Parallelism, RunConfig, at_least_one
 from .space import (
     MOST_CONTEXT,
@@ -123,18 +123,18 @@ def groups(places: Ints) -> Iterator[Ints]:
     yield from (part for part in np.split(order, bounds) if len(part))
 
 
-def cells_of(config: RunConfig, num_ranks: int, keep: Keep | None = None) -> Cells:
+def cells_of(config: RunConfig, num_ranks: int, keep: LayoutConstraint | None = None) -> Cells:
     """Return the splits of ``num_ranks`` ranks that can run the model and its global batch.
 
     ``keep`` restricts axes to some of their values.  Raises ``ConfigError`` if ``num_ranks`` is
     below 1.
     """
     at_least_one("gpus", num_ranks)
-    return _Builder(config, num_ranks, keep or Keep()).build()
+    return _Builder(config, num_ranks, keep or LayoutConstraint()).build()
 
 
 class _Builder:
-    def __init__(self, config: RunConfig, num_ranks: int, keep: Keep) -> None:
+    def __init__(self, config: RunConfig, num_ranks: int, keep: LayoutConstraint) -> None:
         self._config, self._num_ranks, self._keep = config, num_ranks, keep
         self._cut: Counter[str] = Counter()
         self._splits: dict[tuple[int, ...], int] = {(): 0}
@@ -327,9 +327,9 @@ _RECOMPUTE_AXIS = "recompute"
 """Axis of recompute; all others that vary in a cell concern its states."""
 
 
-def num_variants(cells: Cells, keep: Keep | None = None) -> int:
+def num_variants(cells: Cells, keep: LayoutConstraint | None = None) -> int:
     """Return the number of variants that ``keep`` allows, of cells built with the same ``keep``."""
-    columns, keep = cells.columns, keep or Keep()
+    columns, keep = cells.columns, keep or LayoutConstraint()
     replicas = columns["dp"] * columns["cp"]
     expert_dp = columns["tp"] * replicas // (columns["ep"] * columns["etp"])
     nodes = cells.num_nodes
@@ -344,14 +344,16 @@ def num_variants(cells: Cells, keep: Keep | None = None) -> int:
     return int(np.bincount(places) @ np.array(numbers)) if numbers else 0
 
 
-def _of_cell(layout: RunConfig, keep: Keep) -> int:
+def _of_cell(layout: RunConfig, keep: LayoutConstraint) -> int:
     """Return the number of variants of a cell, as recompute and states are independent."""
     recompute_options, state_choices = recomputes(layout), states(layout, num_nodes(layout))
     if not keep.axes:
         return len(recompute_options) * len(state_choices)
     of_states = keep.without(_RECOMPUTE_AXIS)
-    of_recompute = Keep(axes=tuple(one for one in keep.axes if one.name == _RECOMPUTE_AXIS))
+    of_recompute = LayoutConstraint(
+        axes=tuple(one for one in keep.axes if one.name == _RECOMPUTE_AXIS)
+    )
     num_recomputes = sum(
-        of_recompute.allows(recompute.of(layout)) for recompute in recompute_options
+        of_recompute.allows(recompute.applied_to(layout)) for recompute in recompute_options
     )
     return num_recomputes * sum(of_states.allows(choice.of(layout)) for choice in state_choices)

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, untaken
+from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, unsupported_options_reason
 from ..errors import ConfigError
 from ..layers import CORE_ATTENTION, WITHIN_MOE, BlockKind, RecomputeOption
 from ..workload import (
@@ -131,7 +131,7 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
 
 def _taken(layout: RunConfig, every: Sequence[States]) -> tuple[States, ...]:
     """Return the states that the program of the run has options for."""
-    return tuple(one for one in every if not untaken(one.of(layout), layout))
+    return tuple(one for one in every if not unsupported_options_reason(one.of(layout), layout))
 
 
 def _overlaps(layout: RunConfig, number: int) -> list[dict[str, bool]]:

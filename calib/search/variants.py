@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..arguments import Keep
+from ..arguments import LayoutConstraint
 from ..layers import RecomputeOption
 from ..memory import LayoutMemory
 from ..steps import FittedSteps, same_layout
@@ -36,7 +36,7 @@ class Study:
     cells: Cells
     steps: FittedSteps
     budget: MemoryBudget
-    keep: Keep
+    keep: LayoutConstraint
     memory: LayoutMemory = field(default_factory=LayoutMemory)
 
     def examine(self, members: Ints, limit_s: float) -> Outcome:
@@ -111,7 +111,9 @@ class Study:
 
     def _bound(self, pairs: Sequence[tuple[_Variants, RecomputeOption]]) -> None:
         """Set lower bounds of step times for cells with recompute options, over all states."""
-        least_s = self.steps.least_times([recompute.of(one.layout) for one, recompute in pairs])
+        least_s = self.steps.least_times(
+            [recompute.applied_to(one.layout) for one, recompute in pairs]
+        )
         for (one, recompute), bound_s in zip(pairs, least_s.tolist(), strict=True):
             one.least_s[recompute] = bound_s
 
@@ -234,11 +236,11 @@ class _Variants:
         return chosen
 
     def _is_requested(self, one: _State | _StateGroup, recompute: RecomputeOption) -> bool:
-        return not self._keep.axes or self._keep.allows(recompute.of(one.config))
+        return not self._keep.axes or self._keep.allows(recompute.applied_to(one.config))
 
     def _variant(self, state: _State, recompute: RecomputeOption) -> _Variant:
         order = state.order + 1000 * self._recompute_options.index(recompute)
-        variant = _Variant(config=recompute.of(state.config), order=order)
+        variant = _Variant(config=recompute.applied_to(state.config), order=order)
         self._timed.append(variant)
         self.tally.evaluated += 1
         return variant
@@ -262,7 +264,7 @@ class _Variants:
             for recompute, nbytes in group.needs.items()
         ]
         for nbytes, group, recompute in sorted(needs, key=lambda one: one[0]):
-            config = recompute.of(group.config)
+            config = recompute.applied_to(group.config)
             if self._keep.allows(config):
                 return [Lacking(config=config, needed_nbytes=nbytes)]
         return []

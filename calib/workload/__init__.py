@@ -80,12 +80,12 @@ if TYPE_CHECKING:
         SMALL_WORLD,
         SUMMARIES_NBYTES,
         WHOLE_NBYTES,
-        Recorded,
+        RecordingDetail,
         RecordingPlan,
         recording_plan,
     )
     from .routing import (
-        Routed,
+        RoutingBalance,
         RoutingSource,
         expected_distinct,
         imbalance,

@@ -473,7 +473,7 @@ def _check_chunks(model: ModelShape, par: Parallelism) -> None:
         if sum(par.chunk_layers) != model.num_layers or min(par.chunk_layers) < 0:
             raise ConfigError(
                 f"chunk_layers {par.chunk_layers} hold {sum(par.chunk_layers)} layers, not "
-                f"num_layers {model.num_layers}; let them add up"
+                f"num_layers {model.num_layers}; make them add up"
             )
     elif model.num_layers % par.num_chunks:
         raise ConfigError(

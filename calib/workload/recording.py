@@ -38,7 +38,7 @@ _NODE = 8
 _SHARDED = (GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP)
 
 
-class Recorded(Enum):
+class RecordingDetail(Enum):
     """Part of a hooked step that a rank records."""
 
     OPERATORS = "operators"
@@ -56,7 +56,7 @@ class RecordingPlan:
     """Recorded part and file size limit of every rank; ``parts``: ranks that write a file."""
 
     world_size: int
-    parts: Mapping[int, Recorded]
+    parts: Mapping[int, RecordingDetail]
 
     @property
     def is_small(self) -> bool:
@@ -71,11 +71,13 @@ class RecordingPlan:
     @property
     def replica(self) -> frozenset[int]:
         """Ranks that record all their phases and collectives."""
-        return frozenset(rank for rank, part in self.parts.items() if part is not Recorded.GROUPS)
+        return frozenset(
+            rank for rank, part in self.parts.items() if part is not RecordingDetail.GROUPS
+        )
 
-    def part(self, rank: int) -> Recorded:
+    def part(self, rank: int) -> RecordingDetail:
         """Return the part that ``rank`` records."""
-        return self.parts.get(rank, Recorded.WATCH)
+        return self.parts.get(rank, RecordingDetail.WATCH)
 
     def file_nbytes(self, rank: int) -> int | None:
         """Return the byte limit of the file of ``rank`` over the whole run; None: unlimited."""
@@ -90,22 +92,22 @@ def recording_plan(world_size: int, parallelism: Parallelism | None = None) -> R
 
     >>> plan = recording_plan(16384, Parallelism(tp=8, pp=16, dp=128))
     >>> len(plan.replica), len(plan.recorders), plan.part(0), plan.part(16383)
-    (128, 255, <Recorded.WATCH: 'watch'>, <Recorded.OPERATORS: 'operators'>)
+    (128, 255, <RecordingDetail.WATCH: 'watch'>, <RecordingDetail.OPERATORS: 'operators'>)
     """
     if world_size <= SMALL_WORLD:
-        parts = dict.fromkeys(range(world_size), Recorded.OPERATORS)
+        parts = dict.fromkeys(range(world_size), RecordingDetail.OPERATORS)
     elif parallelism is None or parallelism.num_ranks != world_size:
         ends = (*range(_NODE), *range(max(_NODE, world_size - _NODE), world_size))
-        parts = dict.fromkeys(ends, Recorded.OPERATORS)
+        parts = dict.fromkeys(ends, RecordingDetail.OPERATORS)
     else:
         parts = _replica(parallelism)
         for rank in _members(parallelism, tuple(parts)):
             # A rank of the replica already has a larger part.
-            parts.setdefault(rank, Recorded.GROUPS)
+            parts.setdefault(rank, RecordingDetail.GROUPS)
     return RecordingPlan(world_size=world_size, parts=parts)
 
 
-def _replica(par: Parallelism) -> dict[int, Recorded]:
+def _replica(par: Parallelism) -> dict[int, RecordingDetail]:
     """Return the parts of the last replica; first and last rank of each stage time operators."""
     parts = {}
     for stage in range(par.pp):
@@ -113,7 +115,9 @@ def _replica(par: Parallelism) -> dict[int, Recorded]:
             for tp_rank in range(par.tp):
                 place = Position(tp_rank=tp_rank, cp_rank=cp_rank, dp_rank=par.dp - 1, stage=stage)
                 is_end = (tp_rank, cp_rank) in ((0, 0), (par.tp - 1, par.cp - 1))
-                parts[rank_at(par, place)] = Recorded.OPERATORS if is_end else Recorded.TRANSFERS
+                parts[rank_at(par, place)] = (
+                    RecordingDetail.OPERATORS if is_end else RecordingDetail.TRANSFERS
+                )
     return parts
 
 
@@ -153,5 +157,5 @@ def _spread(ranks: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ranks[i * len(ranks) // MAX_GROUP] for i in range(MAX_GROUP))
 
 
-def _weight(part: Recorded) -> int:
-    return 1 if part is Recorded.GROUPS else _REPLICA_WEIGHT
+def _weight(part: RecordingDetail) -> int:
+    return 1 if part is RecordingDetail.GROUPS else _REPLICA_WEIGHT

@@ -28,7 +28,7 @@ class RoutingSource(QuickEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routed(Encoded):
+class RoutingBalance(Encoded):
     """Imbalance of tokens assumed for a layout, and its source."""
 
     source: RoutingSource
@@ -39,9 +39,9 @@ class Routed(Encoded):
     def text(self) -> str:
         """Text for display.
 
-        >>> Routed(source=RoutingSource.MEASURED, imbalance=1.314).text
+        >>> RoutingBalance(source=RoutingSource.MEASURED, imbalance=1.314).text
         'routing measured: busiest rank 1.31 x the mean'
-        >>> Routed(source=RoutingSource.ASSUMED, imbalance=1.6).text
+        >>> RoutingBalance(source=RoutingSource.ASSUMED, imbalance=1.6).text
         'routing assumed (nobody counted): busiest rank 1.60 x the mean'
         """
         if self.source is RoutingSource.ONE_RANK:
@@ -53,12 +53,12 @@ class Routed(Encoded):
         return f"routing {self.source.value}{doubt}: {ratio}"
 
 
-def routed(config: RunConfig) -> Routed | None:
+def routed(config: RunConfig) -> RoutingBalance | None:
     """Return the imbalance over the ranks of a layout, with its source; None without experts."""
     experts, ep = config.model.experts, config.parallelism.ep
     if experts is None:
         return None
-    return Routed(source=routing_source(experts, ep), imbalance=imbalance(experts, ep))
+    return RoutingBalance(source=routing_source(experts, ep), imbalance=imbalance(experts, ep))
 
 
 def routing_source(experts: Experts, num_ranks: int) -> RoutingSource:

@@ -139,15 +139,21 @@ class Goals:
         example="2030-01-31T18:00:00+00:00",
     )  # fmt: skip
     budget_hours: float | None = _option(
-        None, "budget-hours", Reads.NUMBER, "H", "the same for wall-clock time", **_HOURS
+        None,
+        "budget-hours",
+        Reads.NUMBER,
+        "H",
+        "wall-clock time: advise to stop when it will be exceeded",
+        **_HOURS,
     )
     restart_cost_s: float = _option(
-        600.0, "restart-cost", Reads.DURATION, "T", "what a restart costs, `600`, `10m` or `1h`",
+        600.0, "restart-cost", Reads.DURATION, "T",
+        "time that a restart costs, `600`, `10m` or `1h`",
         shown="10m",
     )  # fmt: skip
     mtbf_hours: float | None = _option(
         None, "mtbf-hours", Reads.NUMBER, "H",
-        "mean time between failures of the whole job; restarts that are seen refine it",
+        "mean time between failures of the whole job; observed restarts refine it",
         shown="public rate", **_HOURS,
     )  # fmt: skip
     price_per_gpu_hour: float | None = _option(
@@ -189,8 +195,8 @@ class RunOptions:
     )  # fmt: skip
     total_steps: int | None = _option(
         None, "total-steps", Reads.WHOLE, "N",
-        "optimizer steps of the whole run from its first step here, where the training loop does "
-        "not say them; without either, no finish is predicted; where both do, the loop counts",
+        "optimizer steps of the whole run from its first step here, if the training loop does "
+        "not state them; without either, no finish is predicted; if both do, the loop counts",
         shown="as the loop says", example="5000", low=1,
     )  # fmt: skip
     directory: Path = _option(
@@ -205,27 +211,27 @@ class RunOptions:
     goals: Goals = field(default_factory=Goals)
     python: str = _option(
         "", "python", Reads.TEXT, "PATH",
-        "the Python whose environment has `forerun[analysis]`, for live answers where that of "
-        "training does not have it",
+        "the Python whose environment has `forerun[analysis]`, for live answers if that of "
+        "training lacks it",
         shown="this one, else `FORERUN_PYTHON`", example="/opt/forerun/bin/python",
     )  # fmt: skip
     probe_s: float = _option(
         0.0, "probe-seconds", Reads.NUMBER, "S",
-        "time to measure, between steps after the window, what other layouts need and this one "
-        "never runs: operators at other widths, collectives on the groups that exist; 10 is "
-        "sensible",
+        "time to measure, between steps after the window, what other layouts need "
+        "and the running one does not have: operators at other widths, collectives on the groups "
+        "that exist; 10 is sensible",
         shown="0 (none)", example="10", low=0.0, high=3600.0,
         rule="seconds from 0 to 3600; such as 10",
     )  # fmt: skip
     wandb: WandbMode = _option(
         WandbMode.AUTO, "wandb", Reads.CHOICE, "",
-        "into the host's own run where there is one, else an offline run of its own, which leaves "
-        "the machine by your `wandb sync`; `on` sends it",
+        "into the host's own run if there is one, else a separate offline run, which stays on the "
+        "machine until your `wandb sync`; `on` sends it",
     )  # fmt: skip
     tensorboard: SinkChoice = _option(
         SinkChoice.AUTO, "tensorboard", Reads.CHOICE, "",
-        "event files in the folder `forerun` beside the host's own where it writes any, else in "
-        "`DIR/tensorboard`; `on` says so where the package is missing",
+        "event files in the folder `forerun` beside the host's own if it writes any, else in "
+        "`DIR/tensorboard`; `on` reports a missing package",
     )  # fmt: skip
     prometheus: Path | None = _option(
         None, "prometheus", Reads.PATH, "FILE",
@@ -234,12 +240,12 @@ class RunOptions:
     )  # fmt: skip
     trainjob: SinkChoice = _option(
         SinkChoice.AUTO, "trainjob", Reads.CHOICE, "",
-        "progress, time left and values in the status of the Kubeflow TrainJob that this is; "
+        "progress, remaining time and values in the status of this Kubeflow TrainJob; "
         "`auto`: unless training itself reports there",
     )  # fmt: skip
     slurm_comment: Switch = _option(
         Switch.OFF, "slurm-comment", Reads.CHOICE, "",
-        "`on` makes progress and end the comment of the Slurm job, at most once a minute",
+        "`on` sets the comment of the Slurm job to progress and end, at most once a minute",
         example="on",
     )  # fmt: skip
     device: DeviceChoice = _option(
@@ -252,7 +258,7 @@ class RunOptions:
     )  # fmt: skip
     cluster: Path | None = _option(
         None, "cluster", Reads.PATH, "FILE",
-        "JSON of what joins the GPUs, where their nodes do not show it: `docs/cluster.md`",
+        "JSON of the links between GPUs, if their nodes do not show them: `docs/cluster.md`",
         example="cluster.json",
     )  # fmt: skip
     takes_requests: bool = False

@@ -106,7 +106,7 @@ class TrainingLoop:
         """Wrap ``train``, the schedule getter (to count passes per step), evaluation and saves."""
         for name, wrap, lost in (
             (_TRAIN, self._wrap_train, "no operators, phases or description are recorded"),
-            (_GETTER, self._wrap_getter, "steps that Megatron ran twice are not told apart"),
+            (_GETTER, self._wrap_getter, "steps that Megatron ran twice are not recognized"),
         ):
             original: Any = getattr(module, name, None)
             if self._patches.note(module, name, original is not None, lost):
@@ -115,7 +115,7 @@ class TrainingLoop:
             lost = f"the time of {label} counts as time between steps"
             self._patches.bracket(module, name, label, lost=lost)
         if not self._has_steps:
-            lost = "no steps are seen, and nothing is recorded"
+            lost = "no steps are detected, and nothing is recorded"
             marks = {"before": self._before_step, "after": self._after_step}
             self._patches.around(module, _STEP, **marks, lost=lost)
 

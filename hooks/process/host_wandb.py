@@ -26,7 +26,7 @@ from ...calib.records import (
     PREFIX,
     RATES,
     TIME,
-    Unsent,
+    UnsentValues,
     hours_remaining,
     progress,
 )
@@ -167,7 +167,7 @@ class HostWandb:
         self._is_stepped = is_stepped
         self._is_home = is_home
         self._bare_s: deque[float] = deque(maxlen=64)
-        self._unsent = Unsent()
+        self._unsent = UnsentValues()
         self._is_defined = False
         self._handed = CompanionOutput()
         self._next_report_s = -math.inf

@@ -34,7 +34,7 @@ from ...calib.records import (
     pack,
     to_dict,
 )
-from ...calib.workload import MESSAGE_NBYTES, PACKED_NBYTES, Recorded, RecordingPlan
+from ...calib.workload import MESSAGE_NBYTES, PACKED_NBYTES, RecordingDetail, RecordingPlan
 from ..sensors import BACKWARD, FORWARD, StepLog
 from .window_records import WindowRecords
 
@@ -235,7 +235,7 @@ class BoundedWindow:
         It is also buffered for the message or, if it is neither a step nor a bracket, for
         ``aside``.
         """
-        if self._part is Recorded.WATCH:
+        if self._part is RecordingDetail.WATCH:
             return False
         is_small = isinstance(record, StepRecord | PhaseRecord)
         if not isinstance(record, RunRecord):
@@ -261,7 +261,7 @@ class BoundedWindow:
         header: str,
     ) -> ClosedWindow:
         """Return the lines and the message of the closed window; ``header`` is that of the file."""
-        if self._part is Recorded.WATCH:
+        if self._part is RecordingDetail.WATCH:
             for log in window.logs:
                 self._records(window, log)
             summary = {**to_dict(window.summary(record)), "rank": self._rank}
@@ -318,7 +318,7 @@ class BoundedWindow:
         return records
 
     def _keeps(self, record: Record) -> bool:
-        if self._part is not Recorded.GROUPS:
+        if self._part is not RecordingDetail.GROUPS:
             return True
         return isinstance(record, CollectiveRecord) and not self._replica.isdisjoint(record.ranks)
 

@@ -21,7 +21,7 @@ from ...calib.workload import (
     MESSAGE_NBYTES,
     SMALL_WORLD,
     SUMMARIES_NBYTES,
-    Recorded,
+    RecordingDetail,
     RecordingPlan,
     RunConfig,
     recording_plan,
@@ -245,7 +245,7 @@ class RecordingRole:
         self._rank = settings.rank
         self._config: RunConfig | None = None
         self._is_decided = False
-        self.part = Recorded.OPERATORS
+        self.part = RecordingDetail.OPERATORS
         self.exchange: Exchange | None = None
         if self._rank.world_size > SMALL_WORLD:
             folder = settings.directory / "records" / self._rank.run_id

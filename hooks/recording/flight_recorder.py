@@ -32,8 +32,8 @@ from ...calib.records import (
     FlightEntry,
     HostSpan,
     Record,
-    not_called,
     parse_dump,
+    unhooked_entries,
     with_durations,
 )
 from ...calib.workload import GroupRole
@@ -190,7 +190,7 @@ class FlightWindow:
         span = self._spans.get(step)
         if not self.unseen_names or span is None:
             return []
-        missed_entries = not_called(self._known(), called, span)
+        missed_entries = unhooked_entries(self._known(), called, span)
         return [entry for entry in missed_entries if entry.group in self.groups]
 
     def _known(self) -> list[FlightEntry]:

@@ -226,13 +226,13 @@ def _device_forbids(*, is_graphed: bool) -> str:
     kinds = torch.profiler.supported_activities()
     if not reason and torch.profiler.ProfilerActivity.CUDA not in kinds:
         # It would record two events around each operation instead of kernels.
-        reason = "this PyTorch was built without what traces kernels of a device"
+        reason = "this PyTorch was built without the tracing of device kernels"
     return reason or _memory_is_short()
 
 
 def _graphs_suffer() -> str:
     if torch.version.cuda is None:
-        return f"nobody has tried what a trace does to graphs of ROCm {torch.version.hip}"
+        return f"the effect of a trace on graphs of ROCm {torch.version.hip} is untested"
     if _cuda_version() < _SAFE_TEARDOWN:
         return f"a trace breaks CUDA graphs before CUDA 12.6, and this is {torch.version.cuda}"
     return ""

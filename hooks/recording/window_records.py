@@ -248,7 +248,7 @@ class WindowRecords:
             yield replace(known, fired=len(self.fired.get(known.name, ())))
         remarks = sorted(self.aside)
         if window.num_dropped:
-            remarks.append(f"dropped: {window.num_dropped} marks, and what they begin or end")
+            remarks.append(f"dropped: {window.num_dropped} marks, and spans that they begin or end")
         for name in remarks:
             yield CoverageRecord(window=window.window, name=name, installed=0, fired=0)
 

@@ -301,7 +301,7 @@ def why_no_operators(models: Iterable[torch.nn.Module]) -> str:
         flag = "--" + _EP_OVERLAP_ATTRIBUTE.replace("_", "-")
         return (
             f"{flag} runs the forward pass of one micro-batch among the backward pass of another: "
-            "operators not recorded, passes hold both"
+            "operators not recorded, times of passes include both"
         )
     return ""
 

@@ -41,7 +41,7 @@ from .devices import (
 )
 from .mark_budget import MarkBudget
 
-_STRANGE = "operators not recorded: the model is not of a library whose layers are known"
+_STRANGE = "operators not recorded: the layers of the model are of no known library"
 
 
 class Instruments:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...calib.records import Header, LoopRecord, RunRecord, StepFlag
 from ...calib.units import NS_PER_S
-from ...calib.workload import Recorded
+from ...calib.workload import RecordingDetail
 from ..control import Live, Orders
 from ..process import (
     RESTART_WINDOWS,
@@ -204,7 +204,7 @@ class Session:
                 window=plan.window,
                 microbatches=self._microbatches,
                 num_steps=self._plan.num_hooked,
-                has_operators=self._duty.part is Recorded.OPERATORS,
+                has_operators=self._duty.part is RecordingDetail.OPERATORS,
                 num_local_ranks=self.settings.rank.local_world_size,
                 step_s=self._least_step_s,
             )
@@ -212,7 +212,7 @@ class Session:
                 num_traced = int(self._tracing.is_wanted(instruments))
                 self._plan = replace(self._plan, num_traced=num_traced)
             step.hook_ns += self._clock() - step.start_ns
-        if plan.is_traced and self._duty.part is Recorded.OPERATORS:
+        if plan.is_traced and self._duty.part is RecordingDetail.OPERATORS:
             step.flags |= self._tracing.begin(
                 self._fitting.instruments, step=step.number, window=plan.window or 0
             )
@@ -435,8 +435,8 @@ class RunLength:
         if reported_steps and self._stated_steps not in (0, reported_steps) and not self._is_silent:
             self._is_silent = True
             _log.warning(
-                "[forerun] --calibrate-total-steps=%d is ignored: the training loop says that the "
-                "run has %d steps; leave the flag out",
+                "[forerun] --calibrate-total-steps=%d is ignored: the training loop reports that "
+                "the run has %d steps; leave the flag out",
                 self._stated_steps,
                 reported_steps,
             )

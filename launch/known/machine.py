@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...calib.advice import Plan, plan
-from ...calib.arguments import Keep, program_of, ranks_of, split_launcher
+from ...calib.arguments import LayoutConstraint, program_of, ranks_of, split_launcher
 from ...calib.errors import RecordError
 from ...calib.records import NAME, Launch
 from ...calib.search import Effort
@@ -47,7 +47,7 @@ def plan_on(
     num_ranks: int,
     *,
     effort: Effort,
-    keep: Keep | None = None,
+    keep: LayoutConstraint | None = None,
     memory_capacity_nbytes: int | None = None,
 ) -> Plan:
     """Rank layouts on a machine against the running one; see ``plan``.

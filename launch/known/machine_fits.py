@@ -59,7 +59,7 @@ def fit_machine(
     running = table.config()
     added = {other: _elsewhere(other, running) for other in also}
     known = [*loaded.known, *(step for steps in added.values() for step in steps)]
-    reason = f"nothing of it was measured on {running.device}, so it does not count"
+    reason = f"none of it was measured on {running.device}, so it does not count"
     unused = (f"{other}: {reason}" for other, steps in added.items() if not steps)
     return Machine(
         name=table.run_id,
@@ -78,7 +78,7 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
     """
     device = config.device
     cluster = Cluster(stated=stated or StatedNodes())
-    config = replace(config, parallelism=cluster.joined(config.parallelism, device))
+    config = replace(config, parallelism=cluster.with_domain_nodes(config.parallelism, device))
     return Machine(
         name=device,
         running=config,
@@ -103,8 +103,8 @@ def _on_device(
     measured = table.config().device
     if is_processor(measured) is not is_processor(device):
         note = (
-            f"{device}: no measurement on it; data sheets and published rates answer, and what was "
-            f"measured on {measured} does not count"
+            f"{device}: not measured; estimates rest on data sheets and published rates, and "
+            f"what was measured on {measured} does not count"
         )
         alone = device_machine(config, stated)
         return replace(alone, name=table.run_id, problems=(*problems, note))
@@ -139,7 +139,7 @@ def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | No
 
 
 def _joined(row: StepRow, cluster: Cluster) -> StepRow:
-    layout = cluster.joined(row.config.parallelism, row.config.device)
+    layout = cluster.with_domain_nodes(row.config.parallelism, row.config.device)
     return replace(row, config=replace(row.config, parallelism=layout))
 
 

@@ -25,7 +25,7 @@ from ...calib.importers import (
     read_steps,
     read_table,
     table_kind,
-    unlike,
+    unknown_table_error,
 )
 from ...calib.records import OPEN, StepRow, replace_file
 from ...calib.samples import check_parquet
@@ -138,7 +138,7 @@ def import_table(path: Path, directory: Path) -> Written:
     columns = frozenset(map(str, frame.columns))
     known = {_STEPS: REQUIRED, **NEEDED}
     if columns and not any(columns >= needed for needed in known.values()):
-        raise unlike(columns, path.name, known)
+        raise unknown_table_error(columns, path.name, known)
     if columns >= REQUIRED:
         table = read_steps(frame, path.name)
         skipped = tuple(f"{row.row_id}: {row.reason}" for row in table.skipped)

@@ -27,7 +27,14 @@ from ...calib.advice import (
     named_layout,
     why_not,
 )
-from ...calib.arguments import LAYOUT_NAMES, AxisValue, Keep, apply_options, options_of, untaken
+from ...calib.arguments import (
+    LAYOUT_NAMES,
+    AxisValue,
+    LayoutConstraint,
+    apply_options,
+    options_of,
+    unsupported_options_reason,
+)
 from ...calib.errors import ConfigError, ForerunError
 from ...calib.fit import is_processor
 from ...calib.forecast import RemainingRun, WholeRun, whole_run
@@ -337,7 +344,7 @@ def _one_plan(
     place: int,
     effort: Effort,
 ) -> OnePlan:
-    def made(keep: Keep | None) -> Plan:
+    def made(keep: LayoutConstraint | None) -> Plan:
         return plan_on(
             machine,
             config,
@@ -420,7 +427,7 @@ def _offer(plan: Plan) -> Iterator[str]:
     best = plan.best
     if best is None and (coded := plan.by_code) is not None:
         row = plan.candidates.index(coded) + 1
-        yield f"row {row}, {coded.label}, takes a change of the code: {plan.obstacle(coded)}"
+        yield f"row {row}, {coded.label}, needs a change of the code: {plan.obstacle(coded)}"
         return
     if best is None:
         nothing_else = (
@@ -651,7 +658,7 @@ class Prediction(LayoutAnswer):
             if self.remedies:
                 alternatives = ", ".join(one.text.replace(" ", "\u00a0") for one in self.remedies)
                 yield f"it would fit with {alternatives}"
-        elif clause := untaken(self.layout.config, self.running):
+        elif clause := unsupported_options_reason(self.layout.config, self.running):
             yield f"{clause}; its options are not printed"
         elif takes_options(self.running):
             yield Command(joined(self.options))

@@ -75,9 +75,7 @@ class OtherRun:
         }
         notes = [f"{what}: {', '.join(names)}" for what, names in excluded.items() if names]
         if open_names:
-            notes.append(
-                f"answered all the same, and may be off by a factor of {UNMODELLED_FACTOR:g}"
-            )
+            notes.append(f"answered anyway, and may be off by a factor of {UNMODELLED_FACTOR:g}")
             steps = replace(machine.steps, omission_log=math.log(UNMODELLED_FACTOR))
             machine = replace(machine, steps=steps)
         layout = _joined(described.config.parallelism, machine)
@@ -109,8 +107,8 @@ class OtherRun:
         unknown = [name for name in candidates if _plain(name) not in assumed]
         if unknown and not is_same:
             return (
-                f"{_options(unknown)} of no parser of Megatron-LM that is known ({_RELEASES}), so "
-                "there is no number; --assume-no-effect NAME answers where it changes neither time "
+                f"{_options(unknown)} in no known parser of Megatron-LM ({_RELEASES}), so "
+                "there is no number; --assume-no-effect NAME answers if it changes neither time "
                 "nor memory, --anyway in any case"
             )
         return ""
@@ -131,7 +129,7 @@ def _joined(layout: Parallelism, machine: Machine) -> Parallelism:
     topology = network.links.topology
     is_known = topology.origin("domain") is not Origin.PRIOR
     stated = StatedNodes(domain=topology.domain if is_known else None)
-    return Cluster(stated=stated).joined(layout, machine.running.device)
+    return Cluster(stated=stated).with_domain_nodes(layout, machine.running.device)
 
 
 def _plain(name: str) -> str:

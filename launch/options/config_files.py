@@ -327,8 +327,8 @@ def _launch(command_lines: Sequence[Sequence[str]], name: str) -> tuple[str, ...
     sized = [one for one in trains if any(word in _SIZES for word in one)]
     if not trains:
         raise ConfigError(
-            f"{name} starts no training script that its text alone leads to; nothing of it is run, "
-            "so give the launch line itself after --"
+            f"{name}: its text names no training script, and Forerun does not execute it; "
+            "give the launch line itself after --"
         )
     return (sized or trains)[-1]
 

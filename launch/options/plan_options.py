@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from ...calib.arguments import Keep
+from ...calib.arguments import LayoutConstraint
 from ...calib.errors import ConfigError
 from ...calib.forecast import read_count
 from ...calib.memory import known_device
@@ -78,8 +78,8 @@ class PlanQuestion:
     """Price per GPU-hour of each device; empty: not stated."""
     num_tokens: int
     """Tokens of the whole run; 0: not requested."""
-    keep: Keep | None
-    why: Keep | None
+    keep: LayoutConstraint | None
+    why: LayoutConstraint | None
     top: int
 
     def price(self, place: int) -> float | None:
@@ -161,7 +161,7 @@ def _text(value: Several) -> str | None:
     return ",".join(map(str, value)) if isinstance(value, Iterable) else str(value)
 
 
-def _keep(constraint: str | Mapping[str, Any] | None) -> Keep | None:
+def _keep(constraint: str | Mapping[str, Any] | None) -> LayoutConstraint | None:
     """Return the constraint given as text, or as values by axis name.
 
     >>> str(_keep({"tp": 8, "pp": (1, 2)}))
@@ -172,7 +172,7 @@ def _keep(constraint: str | Mapping[str, Any] | None) -> Keep | None:
             (name, (_text(values) or "").replace(",", "|")) for name, values in constraint.items()
         )
         constraint = ",".join(f"{name}={text}" for name, text in texts)
-    return Keep.parse(constraint) if constraint else None
+    return LayoutConstraint.parse(constraint) if constraint else None
 
 
 def read_counts(text: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...calib.records import Unsent
+from ...calib.records import UnsentValues
 from ...hooks.process import CompanionSettings
 from .prometheus_sink import open_prometheus
 from .sink import Sink
@@ -39,7 +39,7 @@ class AllSinks(Sink):
         self._open = dict.fromkeys(sinks, Sink())
         for name, opener in sinks.items():
             self._guard(name, partial(self._begin, name, opener, companion_settings))
-        self._unsent = Unsent()
+        self._unsent = UnsentValues()
         destinations = {name: sink.where for name, sink in self._open.items() if sink.where}
         super().__init__(" · ".join(f"{name}: {where}" for name, where in destinations.items()))
 

@@ -47,7 +47,7 @@ FILE_NAMES = (
 DIRECTORY = "directory DIR  the directory that --calibrate-dir named\n"
 RUN_ID = "--run-id RUN_ID  which run, if the directory holds several\n"
 CLUSTER = (
-    "JSON of what joins the GPUs (joint, num_gpus, num_cards, domain, node_bytes_per_s, "
+    "JSON of the links between GPUs (joint, num_gpus, num_cards, domain, node_bytes_per_s, "
     "card_bytes_per_s): docs/cluster.md\n"
 )
 TIMELINE = (

@@ -103,7 +103,7 @@ def show(tracks: Sequence[Evaluation]) -> None:
 
     out = console()
     within = (f"within {format_frac(row.within_frac)} from" for row in tracks[0].settled)
-    table("runs", "Finish: forecast against what happened", (*_RUN, *within), map(_run, tracks))
+    table("runs", "Finish: forecast and actual", (*_RUN, *within), map(_run, tracks))
     out.print()
     pairs = zip(
         zip(*(track.finish for track in tracks), strict=True),
@@ -114,7 +114,7 @@ def show(tracks: Sequence[Evaluation]) -> None:
         (format_frac(one[0].nominal_frac), _coverage_text(one), _coverage_text(two))
         for one, two in pairs
     )
-    title = "How often intervals held, over all runs"
+    title = "Coverage of intervals over all runs"
     table("coverage", title, ("nominal", "finish", "single steps"), coverage_rows)
     if len(tracks) == 1 and tracks[0].errors:
         out.print()

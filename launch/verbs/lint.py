@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SOME_DEVICE = "accelerator"
 """Device assumed for a command without a stated device: some GPU."""
 _PLANNED = "layouts, micro-batches and recompute are priced by: forerun plan {place}"
-_UNSEEN = "variables exported by a shell or a scheduler are not seen: write them before the command"
+_UNSEEN = "variables exported by a shell or a scheduler are not read: write them before the command"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -234,7 +234,7 @@ def _resubmit(
         if advised:
             log_line(f"the advised layout, for your own script: {joined(advised)}")
         if any(MASK in word for word in advised):
-            log_line(f"{MASK} replaces a value that was not kept; write your own there")
+            log_line(f"{MASK} replaces a value that was not recorded; write your own there")
         return None
     reason = stop.reason if stop else "the advised layout"
     text = script([*_wrapper(), "--", *next_command], reason, time_text, os.environ)

@@ -137,7 +137,7 @@ def _measured(answer: Answer) -> Iterator[ReportTable]:
     yield _pairs("measured_step", "The measured step", ("figure", "value"), rows)
     yield table_of(
         "left",
-        "What is left of the run" if answer.end.steps_total else "What is left of this pass",
+        "Rest of the run" if answer.end.steps_total else "Rest of this pass",
         ahead.parts if answer.end.horizon else (),
         {
             "part": lambda part: part.name,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ...calib.arguments import restored
+from ...calib.arguments import unmask_arguments
 from ...calib.records import replace_file
 from ...calib.shell import quoted
 from ...hooks.process import is_module
@@ -42,7 +42,7 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     if place is None:
         return ()
     flag_split = split(list(command[place + 1 :]))
-    restored_words = restored(advised, (command[place], *flag_split.rest))
+    restored_words = unmask_arguments(advised, (command[place], *flag_split.rest))
     return (*command[: place + 1], *restored_words[1:], *flag_split.flags) if restored_words else ()
 
 

@@ -198,7 +198,7 @@ class WrappedLaunch:
         if self._file_watch.limit_s is not None:
             patience_s = min(patience_s, 0.5 * max(0.0, self._file_watch.limit_s - now_s))
         if self._options.listens:
-            log_line(f"{reason}: asked to save and stop; SIGTERM follows in {patience_s:.0f} s")
+            log_line(f"{reason}: save and stop requested; SIGTERM follows in {patience_s:.0f} s")
             self._file_watch.ask(reason)
         else:
             log_line(f"{reason}: no session takes requests here (add --calibrate); SIGTERM is sent")

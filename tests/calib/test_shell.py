@@ -141,7 +141,7 @@ def test_a_name_that_no_shell_takes_is_refused_where_it_would_be_written(name: s
 
 def test_a_word_that_no_process_is_given_is_refused() -> None:
     for word in ("a\0b", "\ud800"):
-        with pytest.raises(ConfigError, match="can be no word of a command"):
+        with pytest.raises(ConfigError, match="cannot be a word of a command"):
             quoted(word + "\n")
 
 

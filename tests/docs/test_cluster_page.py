@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.network.cluster import known_network
-from forerun.calib.records.cluster import KEYS, Cluster, Joint
+from forerun.calib.records.cluster import KEYS, Cluster, GpuInterconnect
 from forerun.hooks.process.node_topology import VARIABLES
 from forerun.launch.options.flags import read_cluster
 
@@ -30,7 +30,7 @@ def test_the_example_is_a_cluster_file(tmp_path: Path) -> None:
 def test_every_key_and_joint_is_told() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, flags=re.MULTILINE)
     assert {name for name, _ in rows} == set(KEYS)
-    assert re.findall(r"`(\w+)`", dict(rows)["joint"]) == [joint.value for joint in Joint]
+    assert re.findall(r"`(\w+)`", dict(rows)["joint"]) == [joint.value for joint in GpuInterconnect]
 
 
 def test_variables_that_are_named_are_kept() -> None:

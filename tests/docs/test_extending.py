@@ -70,7 +70,7 @@ def test_a_table_of_another_source_becomes_our_own(tmp_path: Path) -> None:
     (new_file,) = (tmp_path / "own").iterdir()
     read = f"""
 import pandas as pd
-from forerun.calib.importers.own_format import read_table
+from forerun.calib.importers.canonical_tables import read_table
 found = read_table(pd.read_csv({str(new_file)!r}), "norms")
 assert set(found["kind"]) == {{"norm"}} and set(found["phase"]) == {{"forward"}}
 wanted = sorted(r * w / 1e11 for r, w in {sizes})

@@ -21,7 +21,7 @@ from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.recent import RecentWindows
 from forerun.calib.samples.store import RunReader, read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.workload.recording import MESSAGE_NBYTES, Recorded, recording_plan
+from forerun.calib.workload.recording import MESSAGE_NBYTES, RecordingDetail, recording_plan
 
 pytestmark = pytest.mark.slow
 PLAN = recording_plan(many_ranks.WORLD, many_ranks.LAYOUT)
@@ -87,7 +87,8 @@ def test_the_home_node_has_the_records_of_all_that_record(
     for rank, records in kinds.items():
         has_phases = PhaseRecord in records
         assert (
-            has_phases == (PLAN.part(rank) is not Recorded.GROUPS) and CollectiveRecord in records
+            has_phases == (PLAN.part(rank) is not RecordingDetail.GROUPS)
+            and CollectiveRecord in records
         )
 
 

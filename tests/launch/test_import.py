@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from forerun.calib.importers.own_format import read_table
+from forerun.calib.importers.canonical_tables import read_table
 from forerun.launch.cli import ExitCode, main
 
 LOG = """\

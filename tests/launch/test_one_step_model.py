@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from forerun.calib.arguments.megatron_args import options
-from forerun.calib.importers.own_format import read_table
-from forerun.calib.importers.own_steps import canonical_frame, read_steps
+from forerun.calib.importers.canonical_steps import canonical_frame, read_steps
+from forerun.calib.importers.canonical_tables import read_table
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known_steps import same_layout
 from forerun.calib.steps.step_tables import TableSteps

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.benchmarks.costs.plan import variants_of
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import MemoryBudget
@@ -54,7 +54,7 @@ def best_of_every(
     num_ranks: int,
     budget: MemoryBudget,
     top: int,
-    keep: Keep | None = None,
+    keep: LayoutConstraint | None = None,
 ) -> list[tuple[float, RunConfig]]:
     """Return the fastest layout of each row that fits and is allowed, with its time, in order."""
     every = every_layout(config, num_ranks)

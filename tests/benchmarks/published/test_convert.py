@@ -14,8 +14,8 @@ from forerun.benchmarks.protocols.collectives import validate_collectives
 from forerun.benchmarks.protocols.operators import validate_operators
 from forerun.benchmarks.published.convert import main as convert
 from forerun.benchmarks.published.readers import read_published, read_steps
-from forerun.calib.importers import own_steps
-from forerun.calib.importers.own_format import table_kind
+from forerun.calib.importers import canonical_steps
+from forerun.calib.importers.canonical_tables import table_kind
 from forerun.calib.validation import PROTOCOLS, score_rows
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.table_files import read_frame
@@ -74,7 +74,7 @@ def test_steps_come_back_as_they_were_published(
     assert converted(monkeypatch, published, "--out", tmp_path) == ExitCode.ANSWER
     messages = capsys.readouterr().err
     assert all(skip.reason in messages for skip in table.skipped)
-    reread = own_steps.read_steps(read_frame(tmp_path / published.name), published.name)
+    reread = canonical_steps.read_steps(read_frame(tmp_path / published.name), published.name)
     for row, back in zip(table.rows, reread.rows, strict=True):
         for field in ("row_id", "machine", "group", "kind", "traits", "flag"):
             assert getattr(row, field) == getattr(back, field)

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.own_format import read_table
+from forerun.calib.importers.canonical_tables import read_table
 
 pytestmark = pytest.mark.slow
 

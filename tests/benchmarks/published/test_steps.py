@@ -14,8 +14,8 @@ from published_steps import GOLDEN, golden, golden_frame, modified_row, only
 
 from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.errors import CalibrationError, ConfigError
-from forerun.calib.importers import own_steps
-from forerun.calib.importers.own_steps import canonical_frame
+from forerun.calib.importers import canonical_steps
+from forerun.calib.importers.canonical_steps import canonical_frame
 from forerun.calib.records.step_rows import StepKind, Trait
 from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.workload.config import (
@@ -49,7 +49,7 @@ def test_columns_tell_the_family_in_any_order_and_no_row_is_lost(name: str) -> N
 def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
     rows = list(golden(name).rows)
     written = io.StringIO(canonical_frame(rows).to_csv(index=False))
-    reread = own_steps.read_steps(pd.read_csv(written), name)
+    reread = canonical_steps.read_steps(pd.read_csv(written), name)
     assert not reread.skipped
     for row, back in zip(rows, reread.rows, strict=True):
         assert replace(row.config, unmodelled=()) == replace(back.config, unmodelled=())

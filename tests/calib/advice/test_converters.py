@@ -10,7 +10,7 @@ import pytest
 from planted_steps import steps_of
 
 from forerun.calib.advice.planning import converter, plan
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.search.space import other_shardings
 from forerun.calib.workload.config import Precision, RunConfig, Sharding
 
@@ -64,8 +64,8 @@ def test_what_can_be_loaded_is_looked_for_behind_what_cannot(
     """All of the twenty best are whole; the best that is offered stands behind them."""
     slow = planted(bytes_per_s=1e6, latency_s=0.0)
     result = plan(megatron, steps_of(slow))
-    alone = plan(megatron, steps_of(slow), keep=Keep.parse("sharding=optimizer"))
+    alone = plan(megatron, steps_of(slow), keep=LayoutConstraint.parse("sharding=optimizer"))
     assert result.best is not None and alone.best is not None
     assert result.best.config == alone.best.config
-    only = plan(megatron, steps_of(slow), keep=Keep.parse("sharding=none"))
+    only = plan(megatron, steps_of(slow), keep=LayoutConstraint.parse("sharding=none"))
     assert only.candidates and only.best is None and "converter" in only.nearest_miss

@@ -14,8 +14,8 @@ from planted_steps import steps_of
 from forerun.calib.advice.micro_batch import micro_batch_layouts
 from forerun.calib.advice.planning import Plan, exclusion_reason, plan
 from forerun.calib.arguments.megatron_args import rewrite_command
-from forerun.calib.arguments.short_names import Keep
-from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, untaken
+from forerun.calib.arguments.short_names import LayoutConstraint
+from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, unsupported_options_reason
 from forerun.calib.search.results import Effort, MemoryBudget
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
@@ -60,7 +60,7 @@ def test_no_row_is_asked_for_by_what_is_absent(
     result = plan(running, steps_of(planted()), memory_capacity_nbytes=10**13)
     assert result.best is not None
     for one in result.candidates:
-        assert not untaken(one.config, running)
+        assert not unsupported_options_reason(one.config, running)
         assert not {*rewrite_command((), one.config, running=running)} & {*absent}
 
 
@@ -74,9 +74,9 @@ def test_the_rows_are_the_best_that_can_be_followed(
     steps, top = model(planted), 12
     result = plan(running, steps, effort=Effort(top=top))
 
-    class Askable(Keep):
+    class Askable(LayoutConstraint):
         def allows(self, config: RunConfig) -> bool:
-            return not untaken(config, running)
+            return not unsupported_options_reason(config, running)
 
     free = replace(running, absent=())
     wanted = best_of_every(free, steps, 8, MemoryBudget(), top, Askable())
@@ -106,7 +106,7 @@ def test_what_is_asked_for_all_the_same_is_told_and_not_offered(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     running = running_with(layout, "--pipeline-model-parallel-size")
-    result = plan(running, steps_of(planted()), keep=Keep.parse("pp=2"))
+    result = plan(running, steps_of(planted()), keep=LayoutConstraint.parse("pp=2"))
     assert result.candidates and result.best is None
     assert "t.py takes no --pipeline-model-parallel-size" in result.nearest_miss
 
@@ -125,7 +125,7 @@ def test_micro_batches_are_those_that_can_be_asked_for(layout: Layout) -> None:
     every = micro_batch_layouts(free)
     for absent in (*LACKS.values(), ("--micro-batch-size", "--recompute-granularity")):
         running = replace(free, absent=absent)
-        able = {one for one in every if not untaken(one, running)}
+        able = {one for one in every if not unsupported_options_reason(one, running)}
         assert set(micro_batch_layouts(running)) == able
     limited = replace(free, recompute=Recompute.FULL, absent=("--recompute-granularity",))
     assert limited in micro_batch_layouts(limited)

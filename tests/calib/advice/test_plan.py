@@ -12,7 +12,7 @@ from planted_steps import estimate_many, estimate_step, steps_of
 
 from forerun.calib.advice.planning import Candidate, Plan, compare, plan
 from forerun.calib.arguments.megatron_args import apply_options
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.robust import Z_90
@@ -64,7 +64,7 @@ def test_all_layouts_are_counted_of_each_number_of_ranks(
 def test_only_what_is_asked_for_is_counted(
     text: str, layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    config, keep = layout(tp=2, dp=2), Keep.parse(text)
+    config, keep = layout(tp=2, dp=2), LayoutConstraint.parse(text)
     result = plan(config, steps_of(planted()), keep=keep)
     wanted = sum(map(keep.allows, every_layout(config, 4)))
     assert result.num_layouts == result.to_json()["search"][0]["num_asked"] == wanted > 0

@@ -12,7 +12,7 @@ from planted_steps import steps_of
 
 from forerun.calib.advice.planning import compare, plan
 from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, best_on, compute_scaling
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.timeline.items import Part
 from forerun.calib.workload.config import RunConfig
@@ -172,6 +172,6 @@ def test_the_running_layout_is_the_best_only_where_it_is_asked_for(
     result = plan(layout(samples=16, micro=1), machine(0.01), memory_capacity_nbytes=10**13)
     fastest = replace(result, running=replace(result.running, step_time_s=0.0))
     assert best_on(1, fastest) == fastest.running
-    other = best_on(1, fastest, Keep.parse("mbs=2"))
+    other = best_on(1, fastest, LayoutConstraint.parse("mbs=2"))
     assert other is not None
     assert other.config.batch.micro_batch_size == 2

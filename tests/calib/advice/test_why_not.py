@@ -11,7 +11,7 @@ from planted_steps import steps_of
 
 from forerun.calib.advice.alternatives import WhyNot, why_not
 from forerun.calib.advice.planning import Plan, compare, plan
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.peak import Verdict
 
 Explain = Callable[..., WhyNot]
@@ -23,7 +23,7 @@ def explain(layout: Callable[..., Any], planted: Callable[..., Any]) -> Explain:
     config, steps = layout(tp=2, dp=2), steps_of(planted())
 
     def make(text: str, capacity_nbytes: int | None = None, num_ranks: int = 4) -> WhyNot:
-        def made(**constraints: Keep) -> Plan:
+        def made(**constraints: LayoutConstraint) -> Plan:
             return plan(
                 config,
                 steps,
@@ -33,14 +33,20 @@ def explain(layout: Callable[..., Any], planted: Callable[..., Any]) -> Explain:
             )
 
         priced = partial(compare, config, steps=steps, memory_capacity_nbytes=capacity_nbytes)
-        return why_not(Keep.parse(text), made(), made(keep=Keep.parse(text)), num_ranks, priced)
+        return why_not(
+            LayoutConstraint.parse(text),
+            made(),
+            made(keep=LayoutConstraint.parse(text)),
+            num_ranks,
+            priced,
+        )
 
     return make
 
 
 def test_a_slower_layout_is_told_by_how_much(explain: Explain) -> None:
     every = explain("dp=1|2|4")
-    assert every.best is not None and "nothing does" in every.text
+    assert every.best is not None and "no layout does" in every.text
     slow = next(
         one
         for one in (explain(f"pp={pp},recompute=full") for pp in (1, 2, 4))
@@ -112,7 +118,11 @@ def test_what_a_plan_is_asked_for_is_asked_by_its_option(
 def test_a_plan_keeps_what_it_is_told_to(
     layout: Callable[..., Any], planted: Callable[..., Any]
 ) -> None:
-    config, steps, keep = layout(tp=2, dp=2), steps_of(planted()), Keep.parse("tp=2,recompute=none")
+    config, steps, keep = (
+        layout(tp=2, dp=2),
+        steps_of(planted()),
+        LayoutConstraint.parse("tp=2,recompute=none"),
+    )
     free, constrained = plan(config, steps), plan(config, steps, keep=keep)
     assert constrained.candidates and all(keep.allows(one.config) for one in constrained.candidates)
     meant = {one.config for one in free.candidates if keep.allows(one.config)}

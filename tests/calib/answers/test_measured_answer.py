@@ -158,7 +158,7 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
 def test_a_bound_above_the_step_is_no_time_of_transfers(tmp_path: Path) -> None:
     result = answer(tmp_path, LOOP)
     (group, *others) = result.groups
-    for time_s, words in ((8.1, "whose end is not seen"), (STEP_S / 2, "at most")):
+    for time_s, words in ((8.1, "whose end is not recorded"), (STEP_S / 2, "at most")):
         bound = replace(group, is_bound=True, time_s=time_s)
         renewed = with_new_forecast(replace(result, groups=(bound, *others)), request())
         text = "\n".join(renewed.transcript)

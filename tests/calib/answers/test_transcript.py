@@ -232,7 +232,7 @@ def test_what_only_the_code_can_set_is_said_with_its_gain(faster: Plan, run: For
     assert line.startswith(f"faster by a change of the code: {layout_words(other.config)}")
     assert other.change_text in line and "no option of PyTorch sets it" in line
     decision = decide(Goals(), forecast=run, plan=plan)
-    assert "what is faster takes a change of the code" in [r.text for r in decision.reasons]
+    assert "faster layouts need a change of the code" in [r.text for r in decision.reasons]
     unsure = replace(other, time_frac_low=-0.3, time_frac_high=0.08)
     assert replace(plan, candidates=(unsure,)).by_code is None
 
@@ -281,7 +281,7 @@ def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan)
 def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:
     end = run_end(LoopRecord(), run.steps_done)
     decision = undecided(end, Goals(), now_unix_s=run.now_unix_s)
-    assert "what it saves depends on the end" in faster_line(faster, decision, has_end=False)
+    assert "its saving depends on the end" in faster_line(faster, decision, has_end=False)
     line = decision_line(decision, faster)
     assert line == f"decision: none yet (end of the run not known: {end.reason})"
 

@@ -12,7 +12,7 @@ from forerun.calib.arguments.passed_on import (
     masked_arguments,
     masked_command,
     masked_text,
-    restored,
+    unmask_arguments,
 )
 
 MEGATRON = (
@@ -75,7 +75,7 @@ def test_no_planted_secret_is_kept(name: str, secret: str, form, place: int) -> 
     ):
         assert secret not in " ".join(masked_command(command))
     # The words that are kept out of files come back where the command is at hand.
-    assert restored(masked, argv) == argv
+    assert unmask_arguments(masked, argv) == argv
 
 
 @settings(max_examples=100, deadline=None)
@@ -102,15 +102,15 @@ def test_what_is_no_secret_is_said_as_it_is(text: str) -> None:
 
 
 def test_a_missing_value_gives_no_command() -> None:
-    assert restored(("t.py", "--pin", MASK), ("t.py", "--lr", "1")) == ()
-    assert restored(("t.py", "--load", MASK + "@h"), ("t.py",)) == ()
+    assert unmask_arguments(("t.py", "--pin", MASK), ("t.py", "--lr", "1")) == ()
+    assert unmask_arguments(("t.py", "--load", MASK + "@h"), ("t.py",)) == ()
 
 
 def test_a_saved_address_is_loaded_with_its_password() -> None:
     host = ("t.py", "--save", "ssh://me:pw@h/x")
     masked = masked_arguments(host)
     advised = (*masked, "--load", masked[-1])
-    assert restored(advised, host) == (*host, "--load", host[-1])
+    assert unmask_arguments(advised, host) == (*host, "--load", host[-1])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_shape import SMALL
 
 from forerun.calib.arguments.megatron_args import apply_options
-from forerun.calib.arguments.short_names import LAYOUT_NAMES, Keep, expand, layout_name
+from forerun.calib.arguments.short_names import LAYOUT_NAMES, LayoutConstraint, expand, layout_name
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
     Batch,
@@ -88,7 +88,9 @@ def test_what_is_asked_for_is_read_back(
     assert {name: layout_name(name).read(config) for name in chosen} == chosen
     rewritten = [word for axis in LAYOUT_NAMES for word in _options(axis.name, config)]
     assert apply_options(config, rewritten) == config
-    assert Keep.parse(",".join(f"{name}={value}" for name, value in chosen.items())).allows(config)
+    assert LayoutConstraint.parse(
+        ",".join(f"{name}={value}" for name, value in chosen.items())
+    ).allows(config)
 
 
 def _options(name: str, config: RunConfig) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ def test_names_and_spellings_are_distinct() -> None:
 
 
 def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
-    keep = Keep.parse("tp=2,pp=1|2, recompute=none")
+    keep = LayoutConstraint.parse("tp=2,pp=1|2, recompute=none")
     assert str(keep) == "tp=2,pp=1|2,recompute=none"
     expected = {
         "--tp 2": True,
@@ -145,7 +147,7 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
     }
     assert {w: keep.allows(apply_options(DENSE, w.split())) for w in expected} == expected
     assert keep.values_of("pp") == (1, 2) and keep.values_of("cp") is None
-    assert Keep().allows(DENSE)
+    assert LayoutConstraint().allows(DENSE)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +163,4 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
 )
 def test_what_keep_cannot_mean_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        Keep.parse(text)
+        LayoutConstraint.parse(text)

@@ -20,7 +20,7 @@ from forerun.calib.arguments.taken_options import (
     absent_options,
     options_in,
     options_named,
-    untaken,
+    unsupported_options_reason,
 )
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
 
@@ -85,12 +85,15 @@ def test_a_namespace_has_what_its_parser_took() -> None:
 
 def test_what_differs_must_be_said_and_what_does_not_need_not(layout: Layout) -> None:
     running = layout(dp=2, program="t.py", absent=("--pipeline-model-parallel-size",))
-    assert untaken(running, running) == ""
-    assert untaken(layout(tp=2), running) == ""
-    assert untaken(layout(pp=2), running) == "t.py takes no --pipeline-model-parallel-size"
-    assert untaken(layout(pp=2), replace(running, absent=())) == ""
+    assert unsupported_options_reason(running, running) == ""
+    assert unsupported_options_reason(layout(tp=2), running) == ""
+    assert (
+        unsupported_options_reason(layout(pp=2), running)
+        == "t.py takes no --pipeline-model-parallel-size"
+    )
+    assert unsupported_options_reason(layout(pp=2), replace(running, absent=())) == ""
     piped = layout(pp=2, program="t.py", absent=running.absent)
-    assert untaken(layout(pp=2, micro=4), piped) == ""
+    assert unsupported_options_reason(layout(pp=2, micro=4), piped) == ""
 
 
 def test_a_library_that_is_not_there_is_asked_of_nothing_new(layout: Layout) -> None:
@@ -98,8 +101,10 @@ def test_a_library_that_is_not_there_is_asked_of_nothing_new(layout: Layout) -> 
     selective = {"recompute": Recompute.SELECTIVE}
     for name in ("core_attn", "mlp", *NEEDS_ENGINE):
         config = layout(recompute_modules=(name,), **selective)
-        assert ("needs Transformer Engine" in untaken(config, running)) is (name in NEEDS_ENGINE)
-        assert untaken(config, replace(config, absent=running.absent)) == ""
+        assert ("needs Transformer Engine" in unsupported_options_reason(config, running)) is (
+            name in NEEDS_ENGINE
+        )
+        assert unsupported_options_reason(config, replace(config, absent=running.absent)) == ""
 
 
 @pytest.mark.slow

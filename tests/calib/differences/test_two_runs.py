@@ -168,7 +168,7 @@ def test_runs_that_did_not_describe_themselves_are_compared_by_their_steps() -> 
     assert result.verdict is Verdict.SLOWER and result.basis is Basis.STEP_TIME
     assert result.first.tokens_per_s is None
     mixed = difference(runs[0], bare[1])
-    assert mixed.sentence == "not comparable: only one of the runs says what it trains"
+    assert mixed.sentence == "not comparable: the model of only one of the runs is known"
 
 
 def test_without_a_clean_step_nothing_is_said() -> None:

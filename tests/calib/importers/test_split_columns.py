@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.own_steps import (
+from forerun.calib.importers.canonical_steps import (
     SPLIT_COLUMNS,
-    as_stated,
     canonical_frame,
     read_steps,
     refuse_unread,
+    with_split_columns,
 )
 from forerun.calib.memory.peak import memory
 from forerun.calib.records.step_rows import StepTable
@@ -42,7 +42,7 @@ def table(**more: object) -> StepTable:
 
 
 def stated(par: Parallelism, **cells: str) -> Parallelism:
-    return as_stated(par, lambda *names: next((cells[n] for n in names if n in cells), ""))
+    return with_split_columns(par, lambda *names: next((cells[n] for n in names if n in cells), ""))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stage_tensors import parameters
 from tiny_shape import run_of
 
-from forerun.calib.importers.own_steps import as_stated
+from forerun.calib.importers.canonical_steps import with_split_columns
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.memory.peak import MemoryEstimate, memory
 from forerun.calib.memory.states import LIVE_NUMEL, REDUCE_BUCKET_NUMEL, SUB_GROUP_NUMEL
@@ -26,7 +26,7 @@ WORKSPACES = 2 * 32 * 2**20
 def staged(config: RunConfig, stage: int) -> RunConfig:
     """The layout as a table with a column ``zero_stage`` would give it."""
     par = replace(config.parallelism, engine=Engine.DEEPSPEED)
-    layout = as_stated(par, lambda *names: str(stage) if "zero_stage" in names else "")
+    layout = with_split_columns(par, lambda *names: str(stage) if "zero_stage" in names else "")
     return replace(config, parallelism=layout)
 
 

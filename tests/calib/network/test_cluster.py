@@ -11,7 +11,7 @@ from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group
 from forerun.calib.network.systems import network_prior
-from forerun.calib.records.cluster import Joint, Origin, StatedNodes, stated_nodes
+from forerun.calib.records.cluster import GpuInterconnect, Origin, StatedNodes, stated_nodes
 from forerun.calib.workload.collectives import Collective
 
 NBYTES = 2.0 ** np.arange(10, 31)
@@ -25,7 +25,7 @@ def test_what_is_stated_is_told_from_what_is_usual() -> None:
     stated = StatedNodes(joint="mesh", num_gpus=4, card_bytes_per_s=10e9)
     links = stated_network(stated, network_prior("a100")).links
     assert links is not None
-    assert links.topology.joint is Joint.MESH
+    assert links.topology.joint is GpuInterconnect.MESH
     assert links.topology.origin("joint") is Origin.STATED
     assert links.topology.origin("num_cards") is Origin.PRIOR
     assert links.network_bytes_per_s == 10e9

@@ -12,7 +12,7 @@ from forerun.calib.network.curves import Samples, Vector
 from forerun.calib.network.groups import Group
 from forerun.calib.network.nccl_tuner import TunedTime
 from forerun.calib.network.systems import network_prior
-from forerun.calib.records.cluster import Joint
+from forerun.calib.records.cluster import GpuInterconnect
 from forerun.calib.workload.collectives import Collective
 
 NBYTES: Vector = 2.0 ** np.arange(10.0, 31.0)
@@ -31,7 +31,7 @@ def test_a_pair_with_a_bridge_tells_of_pcie_beyond_it() -> None:
     """Pairs of A100 cards reduce at 190 GB/s, four of them at 15.8 (vidur, 256 MiB)."""
     prior = network_prior("NVIDIA A100 80GB PCIe")
     assert prior.links is not None
-    assert prior.links.topology.joint is Joint.BRIDGE
+    assert prior.links.topology.joint is GpuInterconnect.BRIDGE
     pair = _group(Collective.ALL_REDUCE, 2)
     model = fit_transfers({pair: _samples(30e-6 + NBYTES / 190e9)}, prior)
     transfers = model.estimate(_group(Collective.ALL_REDUCE, 4), np.array([2.0**28]))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.calib.network.topology import Rate, Topology, fit_topology
-from forerun.calib.records.cluster import Joint, Origin
+from forerun.calib.records.cluster import GpuInterconnect, Origin
 
 CARD, NODE = 22e9, 230e9
 
@@ -44,10 +44,14 @@ def test_cards_come_back_from_rings_of_one_to_eight_ranks_a_node(num_cards: int)
 
 def test_a_pair_at_a_third_of_the_links_is_a_mesh() -> None:
     """Four A100 without a switch: all-reduces of two reach 73 GB/s, of four 208 (Perlmutter)."""
-    for rate, joint in ((73e9, Joint.MESH), (195e9, Joint.SWITCH)):
+    for rate, joint in ((73e9, GpuInterconnect.MESH), (195e9, GpuInterconnect.SWITCH)):
         pair = [Rate(ranks_per_node=2, bytes_per_s=rate, is_far=False, num_steps=2)]
         links = fit_topology(
-            pair, Topology(), node_bytes_per_s=NODE, card_bytes_per_s=CARD, joints=(Joint.MESH,)
+            pair,
+            Topology(),
+            node_bytes_per_s=NODE,
+            card_bytes_per_s=CARD,
+            joints=(GpuInterconnect.MESH,),
         )
         assert links.topology.joint is joint
 
@@ -55,7 +59,7 @@ def test_a_pair_at_a_third_of_the_links_is_a_mesh() -> None:
 def test_joints_that_a_device_has_not_are_not_tried() -> None:
     pair = [Rate(ranks_per_node=2, bytes_per_s=73e9, is_far=False, num_steps=2)]
     links = fit_topology(pair, Topology(), node_bytes_per_s=NODE, card_bytes_per_s=CARD)
-    assert links.topology.joint is Joint.SWITCH
+    assert links.topology.joint is GpuInterconnect.SWITCH
 
 
 def test_what_was_stated_is_not_overruled() -> None:
@@ -73,12 +77,12 @@ def test_without_rates_all_is_as_before() -> None:
 
 
 def test_a_mesh_gives_ranks_of_a_node_more_links() -> None:
-    mesh = Topology(joint=Joint.MESH)
+    mesh = Topology(joint=GpuInterconnect.MESH)
     links = fit_topology(
         _near(mesh, 220e9, 2, 4),
         Topology(),
         node_bytes_per_s=NODE,
         card_bytes_per_s=CARD,
-        joints=(Joint.MESH,),
+        joints=(GpuInterconnect.MESH,),
     )
-    assert links.topology.joint is Joint.MESH
+    assert links.topology.joint is GpuInterconnect.MESH

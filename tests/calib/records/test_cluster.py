@@ -53,26 +53,28 @@ def test_domains_are_stated_seen_or_usual(
 
 def test_layouts_count_domains_as_nodes() -> None:
     four = Parallelism(dp=16, ranks_per_node=4)
-    assert rack("a/1").joined(four, GB200).ranks_per_node == 72
-    assert rack("none").joined(four, GB200) == four
-    assert rack("none").joined(four, H100) == four
+    assert rack("a/1").with_domain_nodes(four, GB200).ranks_per_node == 72
+    assert rack("none").with_domain_nodes(four, GB200) == four
+    assert rack("none").with_domain_nodes(four, H100) == four
     open_ = replace(four, ranks_per_node=0)
-    assert Cluster().joined(open_, H100) == open_
-    assert Cluster().joined(open_, GB200).ranks_per_node == 72
-    assert Cluster(stated=StatedNodes(num_gpus=8)).joined(open_, H100).ranks_per_node == 8
+    assert Cluster().with_domain_nodes(open_, H100) == open_
+    assert Cluster().with_domain_nodes(open_, GB200).ranks_per_node == 72
+    assert (
+        Cluster(stated=StatedNodes(num_gpus=8)).with_domain_nodes(open_, H100).ranks_per_node == 8
+    )
     # Jobs over several racks use 64 GPUs of each; what is stated is taken as it is.
     many = replace(four, dp=256)
     stated = Cluster(stated=StatedNodes(domain=72))
-    assert Cluster().joined(many, GB200).ranks_per_node == 64
-    assert stated.joined(many, GB200).ranks_per_node == 72
+    assert Cluster().with_domain_nodes(many, GB200).ranks_per_node == 64
+    assert stated.with_domain_nodes(many, GB200).ranks_per_node == 72
 
 
 def test_joining_twice_is_joining_once_and_another_word_is_heard() -> None:
     seen = rack("a/1")
-    once = seen.joined(Parallelism(dp=16, ranks_per_node=4), GB200)
-    assert seen.joined(once, GB200) == once
+    once = seen.with_domain_nodes(Parallelism(dp=16, ranks_per_node=4), GB200)
+    assert seen.with_domain_nodes(once, GB200) == once
     stated = replace(seen, stated=StatedNodes(domain=4))
-    assert stated.joined(once, GB200).ranks_per_node == 4
+    assert stated.with_domain_nodes(once, GB200).ranks_per_node == 4
 
 
 def test_the_usual_node_speaks_for_all() -> None:

@@ -24,7 +24,9 @@ def table(config: RunConfig, device: str, cluster: Cluster) -> SampleTable:
         RunRecords(
             run_id="run-a",
             headers={0: header(0, world_size=8, cluster=cluster.to_json())},
-            configs={0: replace(ran, parallelism=cluster.joined(ran.parallelism, device))},
+            configs={
+                0: replace(ran, parallelism=cluster.with_domain_nodes(ran.parallelism, device))
+            },
             records={0: ()},
         )
     )

@@ -6,7 +6,7 @@ import pytest
 from every_layout import every_layout
 from tiny_shape import of_width, run_of
 
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.search.cells import cells_of, num_variants
 from forerun.calib.workload.config import Experts, Precision
 
@@ -36,6 +36,6 @@ def test_every_layout_that_is_allowed_counts_once(
     )
     every = every_layout(config, num_ranks)
     for text in CONSTRAINTS:
-        keep = Keep.parse(text)
+        keep = LayoutConstraint.parse(text)
         number = num_variants(cells_of(config, num_ranks, keep), keep)
         assert number == sum(map(keep.allows, every)), text

@@ -13,7 +13,7 @@ from every_layout import best_of_every, every_layout, row
 from planted_steps import steps_of
 from tiny_shape import of_width, run_of
 
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.layout_table import LayoutMemory, needed_nbytes
 from forerun.calib.search.best_first import TimeBounds, best_layouts, least_nbytes, overheads
 from forerun.calib.search.cells import cells_of
@@ -150,7 +150,7 @@ def test_what_is_stopped_says_how_far_from_proven() -> None:
 
 
 def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any]) -> None:
-    keep = Keep.parse("tp=2,recompute=full")
+    keep = LayoutConstraint.parse("tp=2,recompute=full")
     search_result = best_layouts(layout(dp=4), steps_of(planted()), 4, keep=keep)
     assert search_result.best and all(keep.allows(one.config) for one in search_result.best)
     free = best_layouts(layout(dp=4), steps_of(planted()), 4)
@@ -162,7 +162,7 @@ def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any])
 )
 def test_what_is_kept_is_the_best_of_all_that_is_asked_for(text: str) -> None:
     config, steps, num_ranks, budget = some_run(1)
-    keep = Keep.parse(text)
+    keep = LayoutConstraint.parse(text)
     search_result = best_layouts(config, steps, num_ranks, budget=budget, keep=keep)
     expected = best_of_every(config, steps, num_ranks, budget, TOP, keep)
     assert [one.time_s for one in search_result.best] == pytest.approx(
@@ -174,7 +174,7 @@ def test_what_is_kept_is_the_best_of_all_that_is_asked_for(text: str) -> None:
 @pytest.mark.parametrize("text", ["recompute=none", "sharding=none", "sp=on"])
 def test_what_does_not_fit_was_asked_for_too(text: str) -> None:
     config, steps, num_ranks, _ = some_run(1)
-    keep = Keep.parse(text)
+    keep = LayoutConstraint.parse(text)
     search_result = best_layouts(
         config, steps, num_ranks, budget=MemoryBudget(capacity_nbytes=1), keep=keep
     )
@@ -184,7 +184,7 @@ def test_what_does_not_fit_was_asked_for_too(text: str) -> None:
 
 def test_where_nothing_can_be_nothing_is_found() -> None:
     config, steps, num_ranks, _ = some_run(1)
-    search_result = best_layouts(config, steps, num_ranks, keep=Keep.parse("tp=3"))
+    search_result = best_layouts(config, steps, num_ranks, keep=LayoutConstraint.parse("tp=3"))
     assert search_result.layouts == () and search_result.proof.is_proven
     assert (search_result.proof.num_cells, search_result.proof.tally.num_layouts) == (0, 0)
     tight = best_layouts(config, steps, num_ranks, budget=MemoryBudget(capacity_nbytes=1))

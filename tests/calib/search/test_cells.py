@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.arguments.short_names import Keep
+from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.errors import ConfigError
 from forerun.calib.search.cells import Cells, cells_of
 from forerun.calib.search.space import MOST_CONTEXT, MOST_VIRTUAL
@@ -164,7 +164,7 @@ def test_only_what_is_kept_is_split(layout: Layout) -> None:
     config = layout(dp=8, device=GPU)
     whole = cells_of(config, 8).plain_layouts()
     for text in ("tp=2|4", "cp=2", "pp=2,dp=4", "mbs=2", "vpp=2", "sp=on", "tp=4,sp=off"):
-        keep = Keep.parse(text)
+        keep = LayoutConstraint.parse(text)
         configs = cells_of(config, 8, keep).plain_layouts()
         assert configs == [one for one in whole if keep.allows(one)] != []
 

@@ -34,7 +34,7 @@ print("taken")
 
 
 def recomputed(config: RunConfig) -> list[RunConfig]:
-    return [one.of(config) for one in recomputes(config)]
+    return [one.applied_to(config) for one in recomputes(config)]
 
 
 def models(layout: Layout) -> dict[str, RunConfig]:

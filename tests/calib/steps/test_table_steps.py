@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from step_fixtures import grid, timed
 
-from forerun.calib.importers.own_format import read_table
+from forerun.calib.importers.canonical_tables import read_table
 from forerun.calib.records.cluster import StatedNodes
 from forerun.calib.steps.step_tables import TableSteps
 

@@ -192,10 +192,10 @@ def test_too_little_is_said_so() -> None:
     few = summarised(Parallelism(dp=2), np.random.default_rng(7), sigma_log=0.01, slower={1: 0.5})
     assert find_stragglers(few, WORK_S) == StragglerReport(
         num_ranks=2,
-        reason="1 sample of each rank cannot tell, where ranks are few; record more steps",
+        reason="1 sample of each rank: too few to compare few ranks; record more steps",
     )
     nothing = find_stragglers(table_of(Parallelism(dp=2)), WORK_S)
-    assert nothing.reason == "fewer than two ranks recorded what they did"
+    assert nothing.reason == "fewer than two ranks recorded their work"
 
 
 def test_a_group_with_a_slow_link_is_named_once_and_its_exposed_part_is_the_cost() -> None:

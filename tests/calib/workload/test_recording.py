@@ -14,7 +14,7 @@ from forerun.calib.workload.recording import (
     MAX_MEMBERS,
     SMALL_WORLD,
     SUMMARIES_NBYTES,
-    Recorded,
+    RecordingDetail,
     recording_plan,
 )
 
@@ -46,8 +46,8 @@ def test_one_whole_replica_records_beside_the_last_rank(layout: Parallelism) -> 
     assert len(plan.replica) == layout.tp * layout.cp * layout.pp
     assert {place.stage for place in places} == set(range(layout.pp))
     assert {place.dp_rank for place in places} == {layout.dp - 1}
-    assert plan.part(16383) is Recorded.OPERATORS
-    timed = [rank for rank in plan.replica if plan.part(rank) is Recorded.OPERATORS]
+    assert plan.part(16383) is RecordingDetail.OPERATORS
+    timed = [rank for rank in plan.replica if plan.part(rank) is RecordingDetail.OPERATORS]
     assert {position(layout, rank).stage for rank in timed} == set(range(layout.pp))
     assert len(timed) <= 2 * layout.pp
 
@@ -66,7 +66,7 @@ def test_expert_groups_of_the_replica_are_seen_whole() -> None:
     for rank in plan.replica:
         assert set(group(layout, GroupRole.EXPERT_TP_EP, rank)) <= set(plan.recorders)
     assert {plan.part(rank) for rank in plan.recorders if rank not in plan.replica} == {
-        Recorded.GROUPS
+        RecordingDetail.GROUPS
     }
 
 
@@ -91,7 +91,7 @@ def test_the_data_parallel_group_of_the_last_rank_is_seen_whole_or_sampled() -> 
 @pytest.mark.parametrize("world_size", range(1, SMALL_WORLD + 1))
 def test_in_a_small_world_everyone_records_everything_unbounded(world_size: int) -> None:
     plan = recording_plan(world_size, Parallelism(dp=world_size))
-    assert plan.parts == dict.fromkeys(range(world_size), Recorded.OPERATORS)
+    assert plan.parts == dict.fromkeys(range(world_size), RecordingDetail.OPERATORS)
     assert plan.is_small and plan.file_nbytes(0) is None
 
 

@@ -16,7 +16,7 @@ from simulated_steps import SimulatedRank, steps
 from forerun.calib.records.packed import Packer, unpacked
 from forerun.calib.records.record_kinds import StepFlag, StepRecord, WindowRecord
 from forerun.calib.workload.parallelism import Parallelism
-from forerun.calib.workload.recording import MESSAGE_NBYTES, Recorded, recording_plan
+from forerun.calib.workload.recording import MESSAGE_NBYTES, RecordingDetail, recording_plan
 from forerun.hooks.recording.bounded_window import (
     BoundedWindow,
     ClosedWindow,
@@ -37,7 +37,7 @@ HOOKED = range(3, 23, 2)
 @cache
 def simulated_steps(rank: int, **size: int) -> list[tuple[StepRecord, StepLog]]:
     """Ten hooked steps: marks can be read any number of times."""
-    has_operators = PLAN.part(rank) is Recorded.OPERATORS
+    has_operators = PLAN.part(rank) is RecordingDetail.OPERATORS
     return list(steps(SimulatedRank(LAYOUT, rank, has_operators=has_operators, **size), HOOKED))
 
 
@@ -96,7 +96,7 @@ def test_a_watcher_sends_its_summary_alone() -> None:
 
 
 def test_a_member_of_a_shared_group_keeps_that_groups_collectives_alone() -> None:
-    rank = next(rank for rank, part in PLAN.parts.items() if part is Recorded.GROUPS)
+    rank = next(rank for rank, part in PLAN.parts.items() if part is RecordingDetail.GROUPS)
     results = rows(closed(rank, num_microbatches=4).message)
     assert {row["role"] for row in of(results, "collective")} == {"dp"}
     assert not of(results, "phase") and not of(results, "operator")

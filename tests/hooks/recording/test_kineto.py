@@ -410,7 +410,7 @@ def test_m2_a_profiler_of_the_users_that_waits_is_left_alone(tmp_path):
 def test_a_pytorch_that_traces_no_device_traces_none(monkeypatch):
     """It recorded two events around each operation, and no kernel, at hundreds of steps' time."""
     monkeypatch.setattr(torch.profiler, "supported_activities", lambda: {ProfilerActivity.CPU})
-    expected = "this PyTorch was built without what traces kernels of a device"
+    expected = "this PyTorch was built without the tracing of device kernels"
     assert reason_against(8, is_device=True, is_graphed=False) == expected
 
 
@@ -502,7 +502,7 @@ def with_memory(monkeypatch, free_nbytes: int) -> None:
     [
         ("12.4", None, "a trace breaks CUDA graphs before CUDA 12.6, and this is 12.4"),
         ("12.6", None, ""),
-        (None, "6.2.4", "nobody has tried what a trace does to graphs of ROCm 6.2.4"),
+        (None, "6.2.4", "the effect of a trace on graphs of ROCm 6.2.4 is untested"),
     ],
 )
 def test_graphs_are_said_to_break_on_their_own_platform(monkeypatch, cuda, hip, expected):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forerun.calib.answers.run_measurements import measured_sigma_log, measured_step_s
-from forerun.calib.importers.own_steps import canonical_frame
+from forerun.calib.importers.canonical_steps import canonical_frame
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table

@@ -16,7 +16,7 @@ import pytest
 
 from forerun.calib.errors import CalibrationError
 from forerun.calib.fit.calibration import calibrate, calibration_for_device, combine_with_other
-from forerun.calib.importers.own_steps import read_steps
+from forerun.calib.importers.canonical_steps import read_steps
 from forerun.calib.records.cluster import StatedNodes
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.store import read_run, write_table
@@ -124,7 +124,7 @@ def test_no_way_takes_a_cpus_times_to_a_gpu(tmp_path: Path) -> None:
         lambda: combine_with_other(on_cpu, on_gpu),
         lambda: open_machine(tmp_path / "gpu", like=tmp_path / "cpu"),
     ):
-        with pytest.raises(CalibrationError, match="say nothing of"):
+        with pytest.raises(CalibrationError, match="do not apply to"):
             carry()
     alone = open_machine(tmp_path / "gpu")
     combined = open_machine(tmp_path / "gpu", also=[tmp_path / "cpu"])

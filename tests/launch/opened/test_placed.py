@@ -22,7 +22,7 @@ from planted_runs import planted_run
 from forerun.calib.advice.axes import changed
 from forerun.calib.differences.norms import NearRow, bus_rates, near_rows
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers.own_steps import canonical_frame
+from forerun.calib.importers.canonical_steps import canonical_frame
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from forerun.calib.importers.own_steps import canonical_frame, read_steps
+from forerun.calib.importers.canonical_steps import canonical_frame, read_steps
 from forerun.calib.memory.peak import fit_probability, memory
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.step_tables import TableSteps

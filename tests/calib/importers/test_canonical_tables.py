@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.fit.operator_kinds import KINDS
-from forerun.calib.importers.own_format import (
+from forerun.calib.importers.canonical_steps import read_steps
+from forerun.calib.importers.canonical_tables import (
     COLLECTIVE_COLUMNS,
     OPERATOR_COLUMNS,
     operator_table,
     read_table,
 )
-from forerun.calib.importers.own_steps import read_steps
 from forerun.calib.workload.operators import OperatorKind
 
 

@@ -1,11 +1,10 @@
-"""Our own format of step tables: Megatron's argument names as columns, and what was measured.
+"""Our own format of step tables: Megatron's argument names as columns, and the measurements.
 
 ``recipes/published/FORMAT.md`` describes it for people.
 
-Columns that say how replicas share states and in what order passes run, whoever wrote a table.
-
-Every reader of step tables takes these from here, and hands over which columns it has read, so that
-no table's ``zero_stage`` is dropped: what is neither read nor without effect refuses its row.
+Every reader of step tables uses this module for the columns of sharding and schedule, and passes on
+which columns it has read, so that no table's ``zero_stage`` is dropped: a row is refused if it has
+such a column that is neither read nor without effect.
 """
 
 from __future__ import annotations
@@ -23,26 +22,26 @@ from ..arguments import LISTS, ArgumentTable, from_namespace, is_known, layout_v
 from ..errors import CalibrationError, ConfigError
 from ..records import Cluster, SkippedRow, StepKind, StepRow, StepTable, Trait
 from ..workload import Engine, Experts, Parallelism, Precision, RunConfig, Schedule, Sharding
-from .own_format import unlike
+from .canonical_tables import unknown_table_error
 
 Text = Callable[..., str]
-"""The first cell of these columns that says something, "" where none does."""
+"""Returns the first cell of the given columns that is not empty, "" if there is none."""
 
 ZERO = ("zero_stage", "zero", "deepspeed_zero_stage", "zero_optimization_stage")
 FSDP = ("fsdp", "fsdp_degree", "fsdp_size", "sharding", "sharding_strategy")
 SCHEDULE = ("schedule", "pp_schedule", "pipeline_schedule", "pp_schedule_in_config")
 SPLIT_COLUMNS = (*ZERO, *FSDP, *SCHEDULE)
-"""Every column that ``as_stated`` reads."""
+"""Every column that ``with_split_columns`` reads."""
 
 _STAGES = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADS, Sharding.WEIGHTS)
-"""By the stage of ZeRO."""
+"""Sharding by ZeRO stage."""
 _STRATEGIES = {
     **dict.fromkeys(("no_shard", "none", "ddp", "off"), Sharding.NONE),
     "optim": Sharding.OPTIMIZER,
     "optim_grads": Sharding.GRADS,
     **dict.fromkeys(("full_shard", "shard_grad_op", "optim_grads_params"), Sharding.WEIGHTS),
 }
-"""By the names of PyTorch's and Megatron's FSDP."""
+"""Sharding by strategy name in PyTorch's and Megatron's FSDP."""
 _SCHEDULES = {
     "1f1b": Schedule.ONE_F_ONE_B,
     "zb_h1": Schedule.ZERO_BUBBLE_H1,
@@ -55,16 +54,16 @@ _ON, _OFF = ("true", "yes", "on"), ("", "false", "no", "off", "none", "0", "0.0"
 _DECIDES = re.compile(
     r"zero(?!s)|fsdp|hsdp|shard|(?<!lr.)schedule(?!r)|offload|interleav|virtual", re.IGNORECASE
 )
-"""Names of columns that say how a model is split, or where it lies."""
+"""Names of columns that decide how a model is split, or where it resides."""
 
 
-def as_stated(par: Parallelism, text: Text) -> Parallelism:
-    """The layout with what these columns say of it; as it is where they say nothing.
+def with_split_columns(par: Parallelism, text: Text) -> Parallelism:
+    """Return the layout with the values of ``SPLIT_COLUMNS``; unchanged if they are empty.
 
-    ``ConfigError`` where two contradict each other, or where something is not modelled.
+    Raise ``ConfigError`` if two contradict each other, or if something is not modelled.
 
     >>> cells = {"zero_stage": "2"}
-    >>> as_stated(Parallelism(dp=8), lambda *names: cells.get(names[0], "")).sharded.value
+    >>> with_split_columns(Parallelism(dp=8), lambda *names: cells.get(names[0], "")).sharded.value
     'grads'
     """
     schedule, zero, fsdp = text(*SCHEDULE), text(*ZERO), text(*FSDP)
@@ -78,13 +77,13 @@ def as_stated(par: Parallelism, text: Text) -> Parallelism:
 
 
 def refuse_unread(cells: Mapping[str, str], read: Iterable[str]) -> None:
-    """Raises ``ConfigError`` by the name of a column that decides how the model is split and that
-    no reader has read, unless its cell is empty or switches it off."""
+    """Raise ``ConfigError`` for a column that decides how the model is split and that no reader has
+    read, unless its cell is empty or switches it off."""
     for name in sorted(set(cells) - set(read)):
         if _DECIDES.search(name) and cells[name].strip().lower() not in (*_OFF, "nan"):
             raise ConfigError(
                 f"{name} {cells[name]!r} is not read, and decides time and memory; leave the row "
-                f"out, or give what it says as one of {', '.join(SPLIT_COLUMNS)}"
+                f"out, or give its value as one of {', '.join(SPLIT_COLUMNS)}"
             )
 
 
@@ -112,10 +111,10 @@ def _zero(par: Parallelism, stage: int) -> Parallelism:
 
 
 def _fsdp(par: Parallelism, text: str) -> Parallelism:
-    """By a switch, a strategy, or the ranks that share."""
+    """Apply an FSDP column: a switch, a strategy, or the number of ranks that share."""
     low = text.strip().lower().removeprefix("shardingstrategy.")
     if low.replace(".", "", 1).isdigit():
-        return _over(par, round(float(low)))
+        return _sharded_over(par, round(float(low)))
     strategy = Sharding.WEIGHTS if low in _ON else _STRATEGIES.get(low)
     if strategy is None and low not in _OFF:
         raise ConfigError(
@@ -127,13 +126,13 @@ def _fsdp(par: Parallelism, text: str) -> Parallelism:
     return sharded(replace(par, regathers_weights=low != "shard_grad_op"), strategy)
 
 
-def _over(par: Parallelism, number: int) -> Parallelism:
-    """Weights sharded over so many of the replicas; ranks of context parallelism share as well."""
+def _sharded_over(par: Parallelism, number: int) -> Parallelism:
+    """Shard weights over ``number`` of the replicas; context-parallel ranks share as well."""
     if not number:
         return par
     if number == 1 < par.dp:
         raise ConfigError(
-            f"fsdp 1 beside dp {par.dp} may be a switch or a number of ranks; give true or {par.dp}"
+            f"fsdp 1 with dp {par.dp} may be a switch or a number of ranks; give true or {par.dp}"
         )
     copies = 1 if number == par.dp * par.cp else par.dp / number
     if copies != round(copies):
@@ -142,19 +141,19 @@ def _over(par: Parallelism, number: int) -> Parallelism:
 
 
 def stage_of(par: Parallelism) -> int:
-    """The stage of ZeRO that shards as much."""
+    """Return the ZeRO stage that shards as much."""
     return _STAGES.index(par.sharded)
 
 
 def holds_narrow_grads(par: Parallelism) -> bool:
-    """True where gradients are kept as wide as weights: DeepSpeed under ZeRO-2 and 3
+    """True if gradients are stored as wide as weights: DeepSpeed under ZeRO-2 and 3
     (``gradient_accumulation_dtype``)."""
     is_deep = par.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
     return is_deep and par.engine is Engine.DEEPSPEED
 
 
 def sharded(par: Parallelism, sharding: Sharding) -> Parallelism:
-    """The layout under FSDP: what is sharded travels by layers, beside the passes."""
+    """Return the layout under FSDP: sharded states are sent layer by layer, overlapping passes."""
     return replace(
         par,
         is_optimizer_distributed=True,
@@ -165,7 +164,7 @@ def sharded(par: Parallelism, sharding: Sharding) -> Parallelism:
 
 
 def _scheduled(par: Parallelism, low: str) -> Parallelism:
-    """With this order of passes; chunks have to be stated beside it."""
+    """Return the layout with this schedule; virtual stages have to be stated as well."""
     if par.pp == 1:
         return par
     if _INTERLEAVED.search(low):
@@ -190,30 +189,30 @@ CANONICAL_COLUMNS = (
     *(TIME, MEMORY),
     *SPLIT_COLUMNS,
 )
-"""Columns that are no arguments of Megatron."""
+"""Columns that are not Megatron arguments."""
 
 
 _WIDTHS = (
     *("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_fp32"),
     *("main_grads_dtype", "use_precision_aware_optimizer"),
 )
-"""Arguments that say how wide gradients are: a row that has none leaves it open."""
+"""Arguments that set the width of gradients; a row that has none leaves it open."""
 _MOST_OF_A_HOST = 16
-"""Ranks a node that can be those of one host; more are already those of an NVLink domain."""
+"""Most ranks per node on a single host; more are already those of an NVLink domain."""
 _NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
 
 
 def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
-    """The rows of ``frame``; ``name`` is how answers and errors call the table.
+    """Read the rows of ``frame``; ``name`` is the table's name in answers and errors.
 
-    Cells that are empty count as not given; rows that are no layout are listed with the reason.
-    ``ConfigError`` where columns are missing, ``CalibrationError`` where there are no rows.
+    Empty cells count as not given; rows that are no layout are listed with the reason.
+    Raise ``ConfigError`` if columns are missing, ``CalibrationError`` if there are no rows.
     """
     columns = frozenset(map(str, frame.columns))
     if not len(frame) and (not columns or columns >= REQUIRED):
         raise CalibrationError(f"{name} has no rows; give a table with step times")
     if not columns >= REQUIRED:
-        raise unlike(columns, name, {"steps": REQUIRED})
+        raise unknown_table_error(columns, name, {"steps": REQUIRED})
     rows: list[StepRow] = []
     skipped: list[SkippedRow] = []
     records: Iterable[Mapping[Any, Any]] = frame.to_dict(orient="records")
@@ -242,7 +241,7 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
     }
     config = _config(_arguments(given), canonical_cells, traits)
     if config.parallelism.ranks_per_node <= _MOST_OF_A_HOST:
-        layout = Cluster().joined(config.parallelism, config.device)
+        layout = Cluster().with_domain_nodes(config.parallelism, config.device)
         config = replace(config, parallelism=layout)
     model, batch = config.model, config.batch.global_batch_size
     measured_s = _number(TIME, canonical_cells[TIME], math.nan)
@@ -266,10 +265,10 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
 def _config(
     given: Mapping[str, Any], canonical_cells: Mapping[str, str], traits: frozenset[Trait]
 ) -> RunConfig:
-    """The layout of Megatron's arguments, with what our own columns say of it."""
+    """Return the run's config from Megatron's arguments and our own columns."""
     # A mapping would not report the options that are left out.
     config = from_namespace(SimpleNamespace(**given))
-    layout = as_stated(
+    layout = with_split_columns(
         replace(
             config.parallelism,
             engine=_ENGINES.get(canonical_cells["framework"], Engine.MEGATRON),
@@ -291,7 +290,7 @@ def _config(
         reduces_grads_in_bf16=config.reduces_grads_in_bf16
         or (is_narrow and config.precision is not Precision.FP32),
         is_compiled=Trait.COMPILED in traits,
-        # Tables of other frameworks leave out whose layers theirs are.
+        # Tables of other frameworks do not state the implementation of layers.
         fuses_norms=config.fuses_norms and given.get(_LAYERS) is not None,
         device=canonical_cells["device"] or "unknown",
         framework=canonical_cells["framework"],
@@ -302,7 +301,7 @@ def _config(
 
 
 def _routed(experts: Experts | None, imbalance: str) -> Experts | None:
-    """With tokens on the busiest rank as the row says."""
+    """Return the experts with the row's imbalance, the tokens on the busiest rank."""
     if experts is None:
         return None
     return replace(experts, imbalance=_number("imbalance", imbalance, 0.0))
@@ -321,13 +320,13 @@ def _number(name: str, text: str, default: float) -> float:
 
 
 def canonical_frame(rows: list[StepRow]) -> pd.DataFrame:
-    """Rows in our own format; columns that no row needs are left out."""
+    """Return rows in our own format, without columns that no row needs."""
     frame = pd.DataFrame([_cells(row) for row in rows])
     return frame.loc[:, [c for c in frame.columns if frame[c].notna().any()]]
 
 
 def _cells(row: StepRow) -> dict[str, Any]:
-    """One row in our own format; ``read_steps`` gives an equal config back."""
+    """Return one row in our own format; ``read_steps`` gives an equal config back."""
     config, par = row.config, row.config.parallelism
     cells = {
         "row_id": row.row_id,
@@ -352,12 +351,12 @@ def _cells(row: StepRow) -> dict[str, Any]:
         arguments[_LAYERS] = "transformer_engine"
     cells["zero_stage"] = stage_of(par) if par.engine is Engine.DEEPSPEED else None
     cells["schedule"] = par.schedule.value if par.schedule is not Schedule.ONE_F_ONE_B else None
-    # A list of words is one cell, and one that is empty says nothing.
+    # A list of words is one cell; an empty one counts as not given.
     return cells | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
 
 
 def _arguments(cells: Mapping[str, str]) -> Mapping[str, Any]:
-    """Cells by the names of Megatron's namespace, however its command line spells them."""
+    """Return cells by the names of Megatron's namespace, for any spelling of its command line."""
     table = ArgumentTable()
     for column, text in cells.items():
         table.put(column, _value(text, column))
@@ -365,7 +364,7 @@ def _arguments(cells: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def _value(text: str, name: str) -> Any:
-    """A cell as Megatron's argument parser would leave it."""
+    """Convert a cell as Megatron's argument parser would."""
     if name in LISTS:
         return text.split()
     low = text.lower()

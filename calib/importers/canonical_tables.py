@@ -1,6 +1,6 @@
-"""The two canonical tables, operators and collectives, and the checks of tables written in them.
+"""The two canonical tables, operators and collectives, and the checks of tables in this format.
 
-``recipes/published/FORMAT.md`` is their description for people.
+``recipes/published/FORMAT.md`` describes them for people.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLLECTIVE_COLUMNS = (
     "flag",
 )
 CHOSEN = "num_chosen"
-"""Column of collectives that only tables of exchanges which send a token once to a node have."""
+"""Column of collectives, only in tables of exchanges that send a token once to each node."""
 OPTIONAL_COLUMNS = frozenset({"tp", "flag"})
 
 _PHASES = frozenset(phase.value for phase in Phase)
@@ -62,32 +62,35 @@ _REMEDY = (
 
 
 def read_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The operators or collectives of a table in our own format, told by its columns.
+    """Return the operators or collectives of a table in our own format, told apart by its columns.
 
-    ``name`` is how errors call it.  ``ConfigError`` where columns are missing or a row breaks a
-    rule, ``CalibrationError`` where there are no rows.
+    ``name`` is used in errors.  Raise ``ConfigError`` if columns are missing or a row breaks a
+    rule, ``CalibrationError`` if there are no rows.
     """
     columns = frozenset(map(str, frame.columns))
     what = next((what for what, needed in NEEDED.items() if columns >= needed), None)
     if not len(frame) and (what or not columns):
         raise CalibrationError(f"{name} has no rows; give a table with measurements")
     if what is None:
-        raise unlike(columns, name, NEEDED)
+        raise unknown_table_error(columns, name, NEEDED)
     return operator_table(frame, name) if what == "operators" else collective_table(frame, name)
 
 
 def table_kind(table: pd.DataFrame) -> str:
-    """What a table that was read holds: operators or collectives."""
+    """Return the kind of a table that was read: operators or collectives."""
     return "operators" if "kind" in table.columns else "collectives"
 
 
-def unlike(
+def unknown_table_error(
     columns: frozenset[str],
     name: str,
     families: Mapping[str, frozenset[str]],
     remedy: str = _REMEDY,
 ) -> ConfigError:
-    """Which columns a table lacks to be of the nearest family, by the columns that each needs."""
+    """Return an error that names the columns missing for the nearest family.
+
+    ``families`` has the columns that each needs.
+    """
 
     def share(family: str) -> float:
         return len(families[family] & columns) / len(families[family])
@@ -104,10 +107,10 @@ def unlike(
 
 
 def operator_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The rows of an operator table in our own format, checked and in canonical types.
+    """Return the rows of an operator table in our own format, checked and in canonical types.
 
-    ``ConfigError`` names the first row that breaks a rule, by its line in the file (the header is
-    line 1); rows with a flag are used by nobody and may break any.
+    Raise ``ConfigError`` for the first row that breaks a rule, by its line in the file (the header
+    is line 1); rows with a flag are not used and may break any.
     """
     out = _with_columns(frame, OPERATOR_COLUMNS)
     sizes = {kind.value: law.num_sizes for kind, law in KINDS.items() if law.num_sizes}
@@ -127,7 +130,7 @@ def operator_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def collective_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """The rows of a collective table in our own format; errors as in ``operator_table``."""
+    """Return the rows of a collective table in our own format; errors as in ``operator_table``."""
     out = _with_columns(frame, COLLECTIVE_COLUMNS)
     _check_texts(out, ("device", "fabric"), name)
     _check_choice(out, "collective", COLLECTIVES, name)
@@ -143,7 +146,7 @@ def collective_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def shape_sizes(shapes: pd.Series) -> np.ndarray:
-    """The sizes of shape texts of one kind, ``(rows, sizes)`` float.
+    """Return the sizes of shape texts of one kind, ``(rows, sizes)`` float.
 
     >>> shape_sizes(pd.Series(["2x3", "4x5"])).tolist()
     [[2.0, 3.0], [4.0, 5.0]]
@@ -154,7 +157,7 @@ def shape_sizes(shapes: pd.Series) -> np.ndarray:
 
 
 def element_nbytes(name: str, default: int = 2) -> int:
-    """Bytes of an element (at least 1) of a type, ``default`` where its name is not known.
+    """Return the bytes of an element of a type (at least 1), ``default`` if its name is unknown.
 
     >>> [element_nbytes(name) for name in ("bfloat16", "fp8_block", "torch.float32")]
     [2, 1, 4]
@@ -163,7 +166,7 @@ def element_nbytes(name: str, default: int = 2) -> int:
 
 
 def degrees(values: pd.Series) -> pd.Series:
-    """Degrees as whole numbers; what is none is missing."""
+    """Return degrees as whole numbers; invalid ones are missing values."""
     numbers = pd.to_numeric(values, errors="coerce").astype(float)
     return numbers.where((numbers > 0) & (numbers % 1 == 0)).astype("Int64")
 
