@@ -26,7 +26,7 @@ def screens() -> ModuleType:
 def test_a_page_that_is_whole_by_itself(screens: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(WHOLE, encoding="utf-8")
-    result = screens.seen(page)
+    result = screens.check_page(page)
     assert (result.requested_urls, result.console_messages, result.unread) == ((), (), ())
     assert (result.nbytes, result.num_lines, result.num_sheets) == (len(WHOLE), 1, 1)
     shot = screens.picture(page, "390-dark", is_whole=False)
@@ -39,6 +39,6 @@ def test_requests_messages_and_lines_of_scripts_are_told(
     page = tmp_path / "report.html"
     script = "console.log('x'); document.body.append(document.createElement('p'), 'late')"
     page.write_text(f"{WHOLE}<img src='beside.png'><script>{script}</script>", encoding="utf-8")
-    result = screens.seen(page)
+    result = screens.check_page(page)
     assert (tmp_path / "beside.png").as_uri() in result.requested_urls
     assert result.console_messages and result.unread == ("late",)

@@ -104,7 +104,7 @@ def test_wrong_results_of_no_known_size_refuse_the_test() -> None:
     unchecked = [line.replace(" 0 ", " N/A ") if "float" in line else line for line in LINES]
     assert times_s(read(unchecked)[0]) == TIMES_S
     failed = [*unchecked[:-2], "# Out of bounds values : 12 FAILED"]
-    with pytest.raises(RecordError, match="wrong values and does not say in which"):
+    with pytest.raises(RecordError, match="wrong values and does not print in which rows"):
         read(failed)
 
 
