@@ -182,7 +182,7 @@ def test_a_disk_without_room_is_one_line_and_answers_go_on_in_the_log(directory:
     assert process.returncode == 0, err
     assert err == ""
     assert "[forerun] decision:" in out
-    assert "[forerun] scored: steps were predicted " in out and "in the median of 1," in out
+    assert "[forerun] scored: steps were predicted " in out and "in the median of 1;" in out
     (line,) = [text for text in out.splitlines() if "cannot write" in text]
     assert str(directory) in line and "File too large" in line and "--calibrate-dir" in line
     # Files that had room are there, and nothing is half written.
