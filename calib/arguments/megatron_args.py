@@ -295,8 +295,10 @@ def _unchanged_names(host: Values, config: RunConfig) -> frozenset[str]:
     host = {name: value for name, value in host.items() if value != _NOT_TAKEN}
     unchanged_names: frozenset[str] = frozenset()
     for group in GROUPS:
-        values = {name: value for name, value in config_values.items() if name not in group}
-        values |= {name: value for name, value in host.items() if name in group}
+        # An unchanged group decides how others are read, as the kind of FSDP its gradients' types.
+        names = group | unchanged_names
+        values = {name: value for name, value in config_values.items() if name not in names}
+        values |= {name: value for name, value in host.items() if name in names}
         if host.keys() & group and _describes_config(values, config):
             unchanged_names |= group
     return unchanged_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from model_options import model_options
 
@@ -208,6 +208,14 @@ def option_words(words: Sequence[str]) -> dict[str, list[str]]:
     return dict(options_of(words[len(FRONT) :]))
 
 
+FSDP2_LINE = (
+    *("--use-torch-fsdp2", "--megatron-fsdp-main-grads-dtype", "bf16", "--num-layers", "16"),
+    *("--hidden-size", "256", "--num-attention-heads", "16", "--seq-length", "128"),
+    *("--vocab-size", "32000", "--micro-batch-size", "2", "--no-gradient-accumulation-fusion"),
+)
+"""The types are of Megatron's FSDP, which is not used here: the option stays as it was given."""
+
+
 def test_every_modelled_option_is_drawn() -> None:
     assert {target(option) for option in (*VALUES, *SIZES)} == MODELLED - _NO_OPTION
 
@@ -215,6 +223,7 @@ def test_every_modelled_option_is_drawn() -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(line=lines())
+@example(line=(*FRONT, "--bf16", *FSDP2_LINE))
 def test_the_same_layout_is_printed_as_it_was_given(line: tuple[str, ...]) -> None:
     config = read(line)
     printed = rewrite_command(line, config, running=config)
