@@ -180,7 +180,7 @@ def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> fl
     """Return the mean amount by which the log ratio of the fastest of several layouts is too low.
 
     Errors are redrawn from the plan's distributions, with errors of one name shared by all layouts,
-    and the fastest is chosen anew: its mean error is the bias (parametric bootstrap; Efron and
+    and the fastest is chosen again: its mean error is the bias (parametric bootstrap; Efron and
     Tibshirani, 1993, chapter 10).  0 for a single layout; deterministic.
     """
     best_log = math.log1p(chosen.time_frac)

@@ -103,7 +103,7 @@ class _Branch(enum.Enum):
     OVER = "over"
     """An earlier branch was taken."""
     UNSETTLED = "unsettled"
-    """Only execution can tell."""
+    """Only execution can decide."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class _Reader:
     sign: str = "\n"
     """The separator after the last command."""
     guard: bool | None = True
-    """True if ``&&`` or ``||`` lets the next command run; None if only execution can tell."""
+    """True if ``&&`` or ``||`` lets the next command run; None if only execution can decide."""
     status: bool | None = True
     """True if the last command that ran in such a list succeeded; None if unknown."""
     front: dict[str, str] = field(default_factory=dict)
@@ -304,7 +304,7 @@ class _Reader:
             parts += pieces[1:]
 
     def _expansion(self) -> tuple[str, Value | None]:
-        """Return the text of an expansion and its value; None if only execution can tell."""
+        """Return the text of an expansion and its value; None if only execution can decide."""
         begin = self.place
         if self.text.startswith("$((", begin):
             end = self.text.find("))", begin)
@@ -379,7 +379,7 @@ def _computed(node: ast.expr) -> int:
 
 
 def holds(words: Sequence[str]) -> bool | None:
-    """Return True if a command succeeds, None if only execution can tell.
+    """Return True if a command succeeds, None if only execution can decide.
 
     ``words`` contains no empty words, since the reader of scripts drops them.
 

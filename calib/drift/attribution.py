@@ -43,7 +43,7 @@ REPEAT_SIGMA_FRAC = 0.008
 """Relative standard deviation of a rank's excess work between two windows, beyond its noise."""
 COMMON_REPEAT_SIGMA_FRAC = 0.016
 """Relative standard deviation of the common work of all ranks between two windows."""
-# Two values tell next to nothing of a scatter.
+# Two values hardly constrain a scatter.
 _LEAST_SAMPLES = 3
 # From six ranks on, the scatter over ranks replaces that over samples.
 _LEAST_CROWD = 6

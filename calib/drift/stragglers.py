@@ -107,7 +107,7 @@ FALSE_ALARM = 0.02
 """Probability that any rank is named in a run whose ranks per stage are identical."""
 LEAST_FRAC = 0.01
 """Smallest excess that is reported, as a share of the step."""
-# Two values tell next to nothing of a scatter.
+# Two values hardly constrain a scatter.
 _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6
 """Fewest peers for an estimate of their spread."""

@@ -370,9 +370,9 @@ def calibration_for_device(
 ) -> Calibration:
     """Transfer a calibration to a device on which nothing was measured, by data sheets alone.
 
-    The host's constants are kept.  Transfers start at the prior of the device and its ``cluster``
-    and deviate from it half as much as those of the other machine deviate from their own prior.
-    Raises ``CalibrationError`` if exactly one of the two devices is a CPU.
+    The host's constants do not change.  Transfers start at the prior of the device and its
+    ``cluster`` and deviate from it half as much as those of the other machine deviate from
+    their own prior. Raises ``CalibrationError`` if exactly one of the two devices is a CPU.
     """
     _check_kinds(other.device, device)
     network = known_network(device, cluster or Cluster())

@@ -151,7 +151,7 @@ def _mean(rows: pd.DataFrame, time: str, error: str) -> tuple[float, float]:
     """Return the weighted mean of a column of times in seconds and its deviation in log time; zeros
     without rows.
 
-    The spread between rows is kept: joining rows that differ does not make them more certain.
+    The spread between rows is preserved: joining rows that differ does not make them more certain.
     """
     if rows.empty:
         return 0.0, 0.0

@@ -3,7 +3,7 @@ scoring.
 
 A gate is applied only if it refuses at most half of an operator's rows. If it would refuse more,
 the operator was probably measured differently from what its name says: it is marked as doubtful and
-kept, for lack of better samples.
+retained, for lack of better samples.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ _REMEDY = (
 
 
 def read_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the operators or collectives of a table in our own format, told apart by its columns.
+    """Return the operators or collectives of a table in Forerun's format, named by its columns.
 
     ``name`` is used in errors.  Raise ``ConfigError`` if columns are missing or a row breaks a
     rule, ``CalibrationError`` if there are no rows.

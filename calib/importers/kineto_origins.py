@@ -8,7 +8,7 @@ A node and the operation that it differentiates share a number, which each threa
 arguments have changed since 1.8; older ones are replaced by the current ones.  An event without a
 time, or with one that is no number, is left out.
 
-``TraceShares`` tells how much of a trace's kernel time is attributed by operator, phase and
+``TraceShares`` has how much of a trace's kernel time is attributed by operator, phase and
 transfer.  Each share that is not has a cause: one without would hide that a reader is wrong.
 """
 
