@@ -8,7 +8,19 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from ..errors import ConfigError
-from ..workload import ArgumentValue, Experts, RankLoad, RunConfig, whole, write_layout
+from ..workload import (
+    ArgumentValue,
+    Batch,
+    Experts,
+    ModelShape,
+    OpaqueLayer,
+    Parallelism,
+    RankLoad,
+    RunConfig,
+    whole,
+    write_layout,
+)
+from .hybrid_pattern import PATTERN, write_pattern
 from .megatron_command import split_launcher
 from .megatron_model import default_ffn
 from .megatron_namespace import from_namespace
@@ -20,6 +32,7 @@ from .megatron_options import (
     SPELLED,
     SWITCHES,
     TOGETHER,
+    option_words,
     options_of,
     read_words,
 )
@@ -35,6 +48,7 @@ _PADDED = frozenset({"padded_vocab_size"})
 _SPLIT, _RECOMPUTE = TOGETHER["split"], TOGETHER["recompute"]
 _LAYOUT = frozenset().union(*GROUPS)
 _ALONE = frozenset(NAMES["layout"]).difference(*TOGETHER.values())
+_ONE_BATCH = Batch(micro_batch_size=1, global_batch_size=1)
 _NOT_TAKEN = ["allgather"]
 """Words of Megatron's help that Transformer Engine refuses; we write its own instead."""
 _NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
@@ -76,8 +90,8 @@ def options(config: RunConfig) -> tuple[str, ...]:
     not accept.  The user's words stay if they still describe the layout.
     """
     values = as_options(_stated_values(config))
-    accepted_options = ((option, *words) for option, words in values if option not in config.absent)
-    return tuple(word for words in accepted_options for word in words)
+    accepted = (option_words(*one) for one in values if one[0] not in config.absent)
+    return tuple(word for words in accepted for word in words)
 
 
 def rewrite_command(
@@ -137,11 +151,11 @@ def rewrite_command(
                 end += 1
             words = wanted.pop(name, None)
             if words is not None:
-                out += [f"{name}={words[0]}"] if joined and words else [name, *words]
+                out += [f"{name}={words[0]}"] if joined and words else option_words(name, words)
         place = end
     for name, words in wanted.items():
         if words != ["1"] or not name.endswith("-model-parallel-size"):
-            out += [name, *words]
+            out += option_words(name, words)
     return tuple(out)
 
 
@@ -213,6 +227,11 @@ def _preserved_values(config: RunConfig, given: Values) -> Values:
     for name, others in _EXCLUSIVE.items():
         if name in given:
             void |= others
+    if config.model.layer_kinds and not given.keys() & set(PATTERN):
+        # The pattern is the model, whatever becomes of its segments.
+        whole_model = replace(config, parallelism=Parallelism(), batch=_ONE_BATCH)
+        values[PATTERN[0]] = write_pattern(whole_model if void & _SPLIT else config)
+        void -= set(PATTERN)
     return {name: value for name, value in values.items() if name not in void}
 
 
@@ -334,7 +353,11 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
         )
     return replace(
         parsed_config,
-        model=replace(parsed_config.model, experts=experts),
+        model=replace(
+            parsed_config.model,
+            experts=experts,
+            opaque_layers=_sized(parsed_config.model, config.model),
+        ),
         parallelism=replace(
             parsed_config.parallelism,
             schedule=config.parallelism.schedule,
@@ -349,6 +372,14 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
         absent=config.absent,
         given=config.given,
     )
+
+
+def _sized(model: ModelShape, base: ModelShape) -> tuple[OpaqueLayer, ...]:
+    """Return the opaque layers, with the sizes of ``base`` in a model of the same width."""
+    known = {one.symbol: one for one in base.opaque_layers}
+    if model.hidden_size != base.hidden_size:
+        known = {}
+    return tuple(known.get(one.symbol, one) for one in model.opaque_layers)
 
 
 def _counted(base_experts: Experts, experts: Experts) -> tuple[RankLoad, ...]:

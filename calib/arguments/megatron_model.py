@@ -18,6 +18,7 @@ from ..workload import (
     at_least_one,
     decode,
 )
+from .hybrid_pattern import HybridPattern, opaque_layers
 from .megatron_options import EXPERT_SWITCHES
 
 NUM_EXPERTS = ("num_experts", "num_moe_experts")
@@ -45,10 +46,10 @@ published config.json; Nemotron-4 from arXiv:2402.16819, table 1."""
 _MAX_LAYERS = 100_000
 
 
-def model_shape(given: Arguments, tp: int) -> ModelShape:
+def model_shape(given: Arguments, tp: int, pattern: HybridPattern | None = None) -> ModelShape:
     """Return the model of Megatron's arguments; the vocabulary is padded for ``tp``.
 
-    Raise ``ConfigError`` if a size without a default is missing.
+    ``pattern``: of a hybrid model.  Raise ``ConfigError`` if a size without a default is missing.
     """
     hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
     at_least_one("num_attention_heads", heads)
@@ -84,6 +85,9 @@ def model_shape(given: Arguments, tp: int) -> ModelShape:
         experts=_experts(given, ffn, num_layers),
         latent_attention=_latent_attention(given) if is_latent else None,
         num_prediction_layers=given.number("mtp_num_layers"),
+        layer_kinds=pattern.layer_kinds if pattern else "",
+        prediction_kinds=pattern.prediction_kinds if pattern else "",
+        opaque_layers=opaque_layers(given, pattern) if pattern else (),
     )
 
 

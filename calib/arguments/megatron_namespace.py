@@ -33,6 +33,7 @@ from ..workload import (
     virtual_stages,
     whole,
 )
+from .hybrid_pattern import HybridPattern, segments_of, with_pattern
 from .megatron_model import model_shape
 from .megatron_options import PARALLEL_SWITCHES, unmodelled_settings
 from .megatron_values import AS_ELSEWHERE, fsdp_dtypes, with_sharding, with_states
@@ -65,10 +66,11 @@ def from_namespace(args: object) -> RunConfig:
     listed by name in ``unmodelled``.  Raise ``ConfigError`` if a size without a default is missing
     or the layout cannot run.
     """
+    args, pattern = with_pattern(args)
     given = Arguments(args)
     layout = _layout(given)
-    parallelism = _parallelism(given, layout)
-    model = model_shape(given, parallelism.tp)
+    parallelism = _parallelism(given, layout, pattern)
+    model = model_shape(given, parallelism.tp, pattern)
     if layout is not None and sum(layout.chunk_layers) != model.num_layers:
         raise ConfigError(
             f"the pipeline layout has {sum(layout.chunk_layers)} t, not num_layers "
@@ -167,12 +169,18 @@ def _layout(given: Arguments) -> PipelineLayout | None:
     return layout
 
 
-def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism:
+def _parallelism(
+    given: Arguments, layout: PipelineLayout | None, pattern: HybridPattern | None
+) -> Parallelism:
     tp = given.number("tensor_model_parallel_size", default=1)
     pp = given.number("pipeline_model_parallel_size", default=1)
     cp = given.number("context_parallel_size", default=1)
     etp = given.number("expert_tensor_parallel_size")
-    vp, chunk_layers = _chunks(given, layout, pp)
+    segments = segments_of(pattern, pp)
+    if segments:
+        vp, chunk_layers = len(segments) // pp, segments
+    else:
+        vp, chunk_layers = _chunks(given, layout, pp)
     group = given.number("microbatch_group_size_per_vp_stage")
     switches: dict[str, Any] = {
         field: given.is_on(name) for field, name in PARALLEL_SWITCHES.items()

@@ -161,6 +161,17 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield option, words
 
 
+def option_words(option: str, words: Sequence[str]) -> list[str]:
+    """Return an option with its words as one writes them: a word with a dash in front is joined.
+
+    >>> option_words("--hybrid-layer-pattern", ["-*-"]), option_words("--bf16", [])
+    (['--hybrid-layer-pattern=-*-'], ['--bf16'])
+    """
+    if len(words) == 1 and words[0].startswith("-"):
+        return [f"{option}={words[0]}"]
+    return [option, *words]
+
+
 def unmodelled_settings(args: object) -> tuple[str, ...]:
     """Return names of unmodelled settings that are in use, from an argument namespace."""
     words = {name: str(getattr(args, name, None)) for name in UNMODELLED_SETTINGS}

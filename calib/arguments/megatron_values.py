@@ -28,7 +28,16 @@ from ..workload import (
     Sharding,
     write_layout,
 )
-from .megatron_options import EXPERT_SWITCHES, GROUPS, PARALLEL_SWITCHES, SPELLED, SWITCHES, Values
+from .hybrid_pattern import PATTERN, write_pattern
+from .megatron_options import (
+    EXPERT_SWITCHES,
+    GROUPS,
+    PARALLEL_SWITCHES,
+    SPELLED,
+    SWITCHES,
+    Values,
+    option_words,
+)
 
 _STRATEGY = "data_parallel_sharding_strategy"
 _STRATEGIES = {
@@ -282,7 +291,7 @@ def as_given(config: RunConfig, values: Values) -> RunConfig:
         canonical = {name: value for name, value in ours.items() if name in group}
         stated = {n: v for n, v in values.items() if n in group and _has_option(n, v)}
         if stated and dict(as_options(canonical)) != (options := dict(as_options(stated))):
-            words += [word for option, rest in options.items() for word in (option, *rest)]
+            words += [w for option, rest in options.items() for w in option_words(option, rest)]
     return replace(config, given=tuple(words))
 
 
@@ -325,6 +334,8 @@ def _context_values(par: Parallelism) -> Values:
 
 def _chunk_values(config: RunConfig) -> Values:
     par, model = config.parallelism, config.model
+    if model.layer_kinds:
+        return {PATTERN[0]: write_pattern(config)}
     if par.chunk_layers:
         layout = write_layout(par.chunk_layers, model.num_prediction_layers)
         return {"pipeline_model_parallel_layout": layout}

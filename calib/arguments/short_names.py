@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ..errors import ConfigError
 from ..workload import Recompute, RunConfig, Sharding, at_least_one, shown, whole
 from .megatron_namespace import RECOMPUTE_MODULES
-from .megatron_options import options_of
+from .megatron_options import option_words, options_of
 
 AxisValue: TypeAlias = "int | str"
 """A degree, a size, or one of an axis's words."""
@@ -80,7 +80,7 @@ def layout_name(word: str) -> LayoutName:
 def _expanded(option: str, words: Sequence[str]) -> Iterator[str]:
     axis = _BY_NAME.get(option[2:]) if option else None
     if axis is None:
-        yield from (option, *words) if option else words
+        yield from option_words(option, words) if option else words
         return
     if len(words) != 1:
         count_text = f"{len(words)} values" if words else "no value"

@@ -48,6 +48,7 @@ _WORK_SIGMA_LOG = {
     OperatorFamily.ATTENTION: 0.7,
     OperatorFamily.MEMORY: 0.7,
     OperatorFamily.OPTIMIZER: 0.5,
+    OperatorFamily.OPAQUE: 0.7,
 }
 _CHAIN_WORK_SIGMA_LOG = 2.0
 """Work deviation of a chain of calls. Its bytes hide behind its launches, and without rotary

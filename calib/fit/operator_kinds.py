@@ -38,6 +38,7 @@ class OperatorFamily(Enum):
     MEMORY = "memory"
     OPTIMIZER = "optimizer"
     HOST = "host"
+    OPAQUE = "opaque"
 
 
 class WorkKind(Enum):
@@ -303,6 +304,15 @@ def _layer(batch: ShapeBatch, num_units: int) -> Columns:
     return _work_columns(60.0 * pass_factor, flop, nbytes)
 
 
+def _opaque(batch: ShapeBatch, num_units: int) -> Columns:
+    """Count the mixer of an opaque layer as one product: only how its work splits, not its rate."""
+    tokens, numel = batch.sizes.T
+    number = 2.0 if batch.phase is Phase.BACKWARD else 1.0
+    return _work_columns(
+        10.0 * number, number * 2.0 * tokens * numel, number * batch.element_nbytes * numel
+    )
+
+
 def _softmax(batch: ShapeBatch, num_units: int) -> Columns:
     """Count a softmax; a fused kernel pads rows to the next power of two."""
     number, rows, cols = batch.sizes.T
@@ -420,5 +430,10 @@ KINDS: Mapping[OperatorKind, KindLaw] = {
     OperatorKind.ROUTER: _product(3, _router),
     OperatorKind.EXPERTS: _product(6, _experts),
     OperatorKind.LAYER: _product(5, _layer),
+    **{
+        kind: KindLaw(num_sizes=2, law=_opaque, family=OperatorFamily.OPAQUE)
+        for kind in OperatorKind
+        if kind.is_opaque
+    },
 }
 """The only place to register a kind; docs/extending/operator_kind.md adds one."""

@@ -10,6 +10,8 @@ from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .blocks import (
+        EXPERT_KINDS,
+        LAYER_KINDS,
         Block,
         BlockKind,
         BlockVariant,
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
         block_key,
         chunk_variants,
         experts_part,
+        layer_block_kinds,
+        layer_kind,
+        layer_kinds,
+        opaque_of,
         recomputed_layers,
     )
     from .buckets import num_shards

@@ -17,10 +17,15 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..workload import (
+    ATTENTION_SYMBOLS,
+    EXPERTS_SYMBOL,
+    MLP_SYMBOL,
     Collective,
     CollectiveUse,
     Fp8Recipe,
     GroupRole,
+    ModelShape,
+    OpaqueLayer,
     Operator,
     OperatorCount,
     OperatorKind,
@@ -38,6 +43,7 @@ from .dense import (
     head_module,
     latent_attention_modules,
     mlp_module,
+    opaque_module,
     residual_module,
 )
 from .experts import expert_modules, overlaps_expert_exchange
@@ -119,11 +125,70 @@ class BlockKind(QuickEnum):
     EMBEDDING = "embedding"
     LAYER = "layer"
     EXPERT_LAYER = "expert_layer"
+    ATTENTION = "attention"
+    """Layer of a hybrid model, as those down to ``LINEAR_ATTENTION``."""
+    MLP = "mlp"
+    EXPERTS = "experts"
+    MAMBA = "mamba"
+    DELTA_NET = "delta_net"
+    SPARSE_ATTENTION = "sparse_attention"
+    LINEAR_ATTENTION = "linear_attention"
     EMBEDDING_COPY = "embedding_copy"
     """The table alone, before the layers of a last chunk with prediction layers."""
     PREDICTION = "prediction"
     """Final norm and all prediction layers; the head then has no norm."""
     HEAD = "head"
+
+
+_OPAQUE_KINDS = {
+    "M": BlockKind.MAMBA,
+    "G": BlockKind.DELTA_NET,
+    "D": BlockKind.SPARSE_ATTENTION,
+    "L": BlockKind.LINEAR_ATTENTION,
+}
+_KINDS = {
+    **dict.fromkeys(ATTENTION_SYMBOLS, BlockKind.ATTENTION),
+    MLP_SYMBOL: BlockKind.MLP,
+    EXPERTS_SYMBOL: BlockKind.EXPERTS,
+    **_OPAQUE_KINDS,
+}
+"""Kind of a hybrid model's layer by its symbol."""
+LAYER_KINDS = frozenset({BlockKind.LAYER, BlockKind.EXPERT_LAYER, *_KINDS.values()})
+"""Kinds of layers."""
+EXPERT_KINDS = frozenset({BlockKind.EXPERT_LAYER, BlockKind.EXPERTS})
+"""Kinds of layers with experts."""
+
+
+_PAIRS = {
+    (BlockKind.ATTENTION, BlockKind.MLP): BlockKind.LAYER,
+    (BlockKind.ATTENTION, BlockKind.EXPERTS): BlockKind.EXPERT_LAYER,
+}
+"""Neighbours that run as a GPT's layer does, unless they are recomputed one by one."""
+
+
+def layer_kind(model: ModelShape, layer: int) -> BlockKind:
+    """Return the kind of a layer, counted from 0."""
+    if model.layer_kinds:
+        return _KINDS[model.layer_kinds[layer]]
+    return BlockKind.EXPERT_LAYER if model.has_experts(layer) else BlockKind.LAYER
+
+
+def opaque_of(model: ModelShape, kind: BlockKind) -> OpaqueLayer:
+    """Return the opaque layer of a kind, which the model has."""
+    return next(one for one in model.opaque_layers if _OPAQUE_KINDS[one.symbol] is kind)
+
+
+def layer_block_kinds(model: ModelShape) -> tuple[BlockKind, ...]:
+    """Return the kinds of blocks that a model's layers may be in, those of pairs too."""
+    kinds = layer_kinds(model)
+    pairs = (pair for both, pair in _PAIRS.items() if set(both) <= set(kinds))
+    return (*kinds, *pairs)
+
+
+def layer_kinds(model: ModelShape) -> tuple[BlockKind, ...]:
+    """Return the kinds of a model's layers, each once, in the order of ``BlockKind``."""
+    kinds = {layer_kind(model, layer) for layer in range(model.num_layers)}
+    return tuple(kind for kind in BlockKind if kind in kinds)
 
 
 BufferKey = tuple[bool, bool]
@@ -247,14 +312,14 @@ def _widened(operators: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
     )
 
 
-def attention_part(config: RunConfig) -> Block:
+def attention_part(config: RunConfig, kind: BlockKind = BlockKind.EXPERT_LAYER) -> Block:
     """Return the work of an expert layer outside its experts: attention, norms, residual sums.
 
     Together with ``experts_part`` it makes up a layer, except for the parameters, and for transfers
     that overlap another micro-batch, since these may span the whole layer.
     """
     expert_names = {one.module for one in expert_modules(config)}
-    layer = layer_modules(config, has_experts=True)
+    layer = _MODULES[kind](config)
     return _work(config, [one for one in layer if one.module not in expert_names])
 
 
@@ -384,14 +449,21 @@ def _layer_variants(
     config: RunConfig, chunk: int, num_recomputed: int
 ) -> list[tuple[BlockVariant, int]]:
     model = config.model
-    if not any(config.wide_layers) and (model.experts is None or not model.experts.layer_pattern):
+    is_mixed = model.layer_kinds or (model.experts is not None and model.experts.layer_pattern)
+    if not any(config.wide_layers) and not is_mixed:
         kind = BlockKind.LAYER if model.experts is None else BlockKind.EXPERT_LAYER
         counts = ((True, num_recomputed), (False, config.chunk_layers[chunk] - num_recomputed))
         return [((kind, is_recomputed, False), count) for is_recomputed, count in counts if count]
-    variants: list[tuple[BlockVariant, int]] = []
+    layers: list[BlockVariant] = []
     for place, layer in enumerate(config.layers_of(chunk)):
-        kind = BlockKind.EXPERT_LAYER if model.has_experts(layer) else BlockKind.LAYER
-        variant = (kind, place < num_recomputed, config.is_wide(layer))
+        variant = (layer_kind(model, layer), place < num_recomputed, config.is_wide(layer))
+        pair = _PAIRS.get((layers[-1][0], variant[0])) if layers else None
+        if pair is not None and layers[-1][1:] == variant[1:] == (False, variant[2]):
+            layers[-1] = (pair, *variant[1:])
+        else:
+            layers.append(variant)
+    variants: list[tuple[BlockVariant, int]] = []
+    for variant in layers:
         if variants and variants[-1][0] == variant:
             variants[-1] = (variant, variants[-1][1] + 1)
         else:
@@ -408,38 +480,80 @@ def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
 
 
 def layer_modules(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:
-    """Return the modules of a layer, in the order of ``named_parameters()``.
-
-    Transformer Engine fuses no norm into a product if several products read its output: latents,
-    and the router and the experts (``gpt_layer_specs`` of ``megatron.core`` 0.16.1).
-    """
-    model = config.model
-    if model.latent_attention is not None:
-        attention = (norm_module(config, "input_norm"), *latent_attention_modules(config))
-    else:
-        attention = with_norm(config, "input_norm", attention_module(config))
-    if has_experts:
-        feed_forward = (norm_module(config, "mlp_norm"), *expert_modules(config))
-    else:
-        mlp = mlp_module(config, "mlp", model.ffn_hidden_size, has_bias=model.has_bias)
-        feed_forward = with_norm(config, "mlp_norm", mlp)
+    """Return the modules of a layer with attention and MLP or experts, in the order of
+    ``named_parameters()``; in a hybrid model each has a residual sum of its own."""
+    if config.model.layer_kinds:
+        halves = (BlockKind.ATTENTION, BlockKind.EXPERTS if has_experts else BlockKind.MLP)
+        return tuple(module for kind in halves for module in _MODULES[kind](config))
+    feed_forward = _experts_modules(config) if has_experts else _mlp_modules(config)
     return (
-        *attention,
+        *_attention_modules(config),
         *feed_forward,
         *added_modules(config),
         residual_module(config),
     )
 
 
+def _attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
+    """Return attention with its norm.
+
+    Transformer Engine fuses no norm into a product if several products read its output: latents,
+    and the router and the experts (``gpt_layer_specs`` of ``megatron.core`` 0.16.1).
+    """
+    if config.model.latent_attention is not None:
+        return (norm_module(config, "input_norm"), *latent_attention_modules(config))
+    return with_norm(config, "input_norm", attention_module(config))
+
+
+def _experts_modules(config: RunConfig) -> tuple[LayerModule, ...]:
+    return (norm_module(config, "mlp_norm"), *expert_modules(config))
+
+
+def _mlp_modules(config: RunConfig) -> tuple[LayerModule, ...]:
+    model = config.model
+    mlp = mlp_module(config, "mlp", model.ffn_hidden_size, has_bias=model.has_bias)
+    return with_norm(config, "mlp_norm", mlp)
+
+
+def _hybrid(
+    modules: Callable[[RunConfig], tuple[LayerModule, ...]],
+) -> Callable[[RunConfig], tuple[LayerModule, ...]]:
+    """Return the modules of a hybrid model's layer: a norm, its own, and one residual sum."""
+
+    def made(config: RunConfig) -> tuple[LayerModule, ...]:
+        whole = residual_module(config)
+        halved = tuple(
+            (kind, (-(-n // 2), *rest), one) for kind, (n, *rest), one in whole.operators
+        )
+        return (*modules(config), replace(whole, operators=halved))
+
+    return made
+
+
+def _opaque(kind: BlockKind) -> Callable[[RunConfig], tuple[LayerModule, ...]]:
+    return lambda config: with_norm(
+        config, "input_norm", opaque_module(config, opaque_of(config.model, kind))
+    )
+
+
 def _prediction(config: RunConfig) -> tuple[LayerModule, ...]:
-    last = config.model.has_experts(config.model.num_layers - 1)
-    return prediction_modules(config, layer_modules(config, has_experts=last))
+    model = config.model
+    if model.prediction_kinds:
+        kinds = (_KINDS[symbol] for symbol in model.prediction_kinds)
+        inner = tuple(module for kind in kinds for module in _MODULES[kind](config))
+        return prediction_modules(config, inner)
+    last = layer_kind(model, model.num_layers - 1)
+    return prediction_modules(config, _MODULES[last](config))
 
 
 _MODULES: dict[BlockKind, Callable[[RunConfig], tuple[LayerModule, ...]]] = {
     BlockKind.EMBEDDING: lambda config: (embedding_module(config),),
     BlockKind.LAYER: layer_modules,
     BlockKind.EXPERT_LAYER: lambda config: layer_modules(config, has_experts=True),
+    BlockKind.ATTENTION: _hybrid(_attention_modules),
+    BlockKind.MLP: _hybrid(_mlp_modules),
+    BlockKind.EXPERTS: _hybrid(_experts_modules),
+    **{kind: _hybrid(_opaque(kind)) for kind in _OPAQUE_KINDS.values()},
     BlockKind.EMBEDDING_COPY: lambda config: (embedding_copy_module(config),),
     BlockKind.PREDICTION: _prediction,
     BlockKind.HEAD: lambda config: head_module(config)[bool(config.model.num_prediction_layers) :],

@@ -17,11 +17,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..workload import (
+    OPAQUE_OPERATORS,
     Collective,
     CollectiveUse,
     ContextComm,
     GroupRole,
     LatentAttention,
+    OpaqueLayer,
     OperatorKind,
     Placement,
     PositionEmbedding,
@@ -421,3 +423,23 @@ def _down_tensors(config: RunConfig, name: str, width: int) -> tuple[ParameterTe
     rank's gradient covers only its part of the sequence."""
     tensors = linear_tensors(name, config.model.hidden_size, width, has_bias=False)
     return tuple(replace(tensor, is_sequence_parallel=True) for tensor in tensors)
+
+
+def opaque_module(config: RunConfig, layer: OpaqueLayer) -> LayerModule:
+    """Return the mixer of an opaque layer: one operator, between column- and row-parallel products
+    whose transfers are those of attention."""
+    tp, tokens = config.parallelism.tp, tokens_of(config)
+    numel, kind = layer.split_numel // tp, OPAQUE_OPERATORS[layer.symbol]
+    return LayerModule(
+        module="",
+        operators=((kind, (tokens, numel), 1),),
+        uses=(*column_uses(config, kind), *row_uses(config, kind)),
+        tensors=(
+            ParameterTensor(name="mixer.weight", numel=numel, is_quantized=True),
+            *(
+                (ParameterTensor(name="mixer.whole", numel=layer.whole_numel),)
+                if layer.whole_numel
+                else ()
+            ),
+        ),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..workload import Dispatcher, RunConfig
-from .blocks import Block, BlockKind
+from .blocks import EXPERT_KINDS, LAYER_KINDS, Block, BlockKind
 
 _DENSE = {"attn": 0.6, "mlp": 0.4}
 """Shares of a layer's kernels in two scopes of Megatron.  Attention has a norm, the QKV product,
@@ -16,6 +16,17 @@ counts, maps and offsets of rows.  The remainder of ``moe`` knows its shapes onl
 exchange, grouped products and the quantisation of each expert's operands, most of all kernels
 (layers with both replayed still wait 9 ms on B200, with 16 experts per rank)."""
 _SHARES = {BlockKind.LAYER: _DENSE, BlockKind.EXPERT_LAYER: _EXPERTS}
+_MIXER, _WITHIN_EXPERTS = {"attn": 1.0}, {k: v for k, v in _EXPERTS.items() if k != "attn"}
+_HALVES = {
+    **dict.fromkeys(LAYER_KINDS, (_DENSE["attn"], _MIXER)),
+    BlockKind.MLP: (_DENSE["mlp"], {"mlp": 1.0}),
+    BlockKind.EXPERTS: (
+        1.0 - _EXPERTS["attn"],
+        {name: share / (1.0 - _EXPERTS["attn"]) for name, share in _WITHIN_EXPERTS.items()},
+    ),
+}
+"""Launches of a hybrid model's layer over those of a GPT's, and the shares in their scopes; an
+opaque layer counts as attention."""
 
 
 def replayed_frac(config: RunConfig, kind: BlockKind) -> float:
@@ -36,9 +47,9 @@ def replayed_frac(config: RunConfig, kind: BlockKind) -> float:
         return 0.0
     if config.is_step_replayed:
         return 1.0
-    shares = _SHARES.get(kind)
-    if shares is None:
+    if kind not in LAYER_KINDS:
         return 0.0
+    shares = _SHARES[kind] if kind in _SHARES else _HALVES[kind][1]
     if not config.cuda_graph_scope:
         return 1.0
     return min(1.0, sum(shares.get(name, 0.0) for name in config.cuda_graph_scope))
@@ -83,15 +94,19 @@ def launched_frac(config: RunConfig, kind: BlockKind) -> float:
     experts = config.model.experts
     if kind is BlockKind.EMBEDDING:
         return 0.0
-    base_frac = host_factor(config.device) * (1.0 - replayed_frac(config, kind))
-    if kind is not BlockKind.EXPERT_LAYER or not experts or experts.is_padded_to_capacity:
+    whole_frac = host_factor(config.device) * (1.0 - replayed_frac(config, kind))
+    is_half = kind in LAYER_KINDS and kind not in _SHARES
+    base_frac = whole_frac * (_HALVES[kind][0] if is_half else 1.0)
+    if kind not in EXPERT_KINDS or not experts or experts.is_padded_to_capacity:
         return base_frac
     if experts.rank_capacity_factor:
         # The host does not wait for counts, and one fused product launches all experts.
         return base_frac
     experts_ratio = experts.num_experts / config.parallelism.ep / _EXPERTS_OF_RANK
     stopped = _DROPLESS * (_FUSED if experts.dispatcher is Dispatcher.FLEX else 1.0)
-    return base_frac * stopped * (1.0 - _OF_EACH + _OF_EACH * experts_ratio)
+    layer_frac = whole_frac * stopped * (1.0 - _OF_EACH + _OF_EACH * experts_ratio)
+    # The attention before it is a layer of its own, which does not wait.
+    return layer_frac - (whole_frac - base_frac)
 
 
 def recomputed_launch_frac(block: Block) -> float:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..workload import Batch, Experts, LatentAttention, ModelShape, Parallelism, RunConfig
+from ..workload import (
+    ATTENTION_SYMBOLS,
+    EXPERTS_SYMBOL,
+    MLP_SYMBOL,
+    Batch,
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Parallelism,
+    RunConfig,
+)
 from .stage_work import stage_parameters
 
 _NAMES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -25,7 +35,7 @@ def model_name(config: RunConfig) -> str:
     model, experts = config.model, config.model.experts
     total = count_name(_num_parameters(config, model))
     if experts is None:
-        return f"GPT {total}"
+        return f"{'hybrid' if model.opaque_layers else 'GPT'} {total}"
     met = replace(model, experts=replace(experts, num_experts=experts.top_k))
     return f"MoE {total} ({count_name(_num_parameters(config, met))} active)"
 
@@ -78,22 +88,40 @@ def model_flop_per_token(model: ModelShape) -> float:
     >>> model_flop_per_token(shape)
     1061947441152.0
     """
+    products = _hybrid_layers(model) if model.layer_kinds else _layers(model)
+    return float(_PASSES * _FLOP_PER_PRODUCT * (products + _head(model)))
+
+
+def _layers(model: ModelShape) -> float:
     products = sum(_mlp(model, layer) for layer in range(model.num_layers))
     # Prediction layers are of the same kind as the last layer.
     products += model.num_prediction_layers * _mlp(model, model.num_layers - 1)
     num_layers = model.num_layers + model.num_prediction_layers
-    products += num_layers * _attention(model)
-    products += _head(model)
-    return float(_PASSES * _FLOP_PER_PRODUCT * products)
+    return products + num_layers * _attention(model)
+
+
+def _hybrid_layers(model: ModelShape) -> float:
+    """Return the multiply-adds of one token in all layers of a hybrid model."""
+    of_kind = {
+        **dict.fromkeys(ATTENTION_SYMBOLS, _attention(model)),
+        MLP_SYMBOL: _mlp_of_width(model, model.ffn_hidden_size),
+        EXPERTS_SYMBOL: _mlp_of_width(model, _met_width(model.experts)) if model.experts else 0,
+        **{one.symbol: one.multiply_adds for one in model.opaque_layers},
+    }
+    kinds = model.layer_kinds + model.prediction_kinds * model.num_prediction_layers
+    return sum(of_kind[symbol] for symbol in kinds)
 
 
 def _mlp(model: ModelShape, layer: int) -> int:
     """Return the multiply-adds of one token in a layer's MLP, or in the experts that it uses."""
-    num_matrices = 3 if model.is_gated else 2
     width = model.ffn_hidden_size
     if model.experts is not None and model.has_experts(layer):
         width = _met_width(model.experts)
-    return num_matrices * model.hidden_size * width
+    return _mlp_of_width(model, width)
+
+
+def _mlp_of_width(model: ModelShape, width: int) -> int:
+    return (3 if model.is_gated else 2) * model.hidden_size * width
 
 
 def _met_width(experts: Experts) -> int:

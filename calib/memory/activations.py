@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..layers import RecomputeOption
+from ..layers import EXPERT_KINDS, BlockKind, RecomputeOption, opaque_of
 from ..workload import (
     ContextComm,
     Engine,
@@ -180,16 +180,18 @@ class LayerParts:
         )
 
 
-def layer_parts(config: RunConfig, *, has_experts: bool) -> LayerParts:
+def layer_parts(config: RunConfig, kind: BlockKind) -> LayerParts:
     """Return the saved tensors of one layer and the working bytes of its backward pass."""
-    tensors = layer_tensors(config, has_experts=has_experts)
-    in_mlp = _nbytes(saved for saved in tensors if saved.part == "mlp")
-    return LayerParts(
-        config=config,
-        tensors=tensors,
-        in_mlp=mlp_working_nbytes(config, has_experts=has_experts),
-        in_attention=attention_working_nbytes(config) - in_mlp,
-    )
+    tensors = layer_tensors(config, kind)
+    mlp_nbytes = _nbytes(saved for saved in tensors if saved.part == "mlp")
+    in_mlp, in_attention = 0.0, 0.0
+    if kind in _WITH_MLP:
+        in_mlp = mlp_working_nbytes(config, has_experts=kind in EXPERT_KINDS)
+    if kind in _WITH_ATTENTION:
+        in_attention = attention_working_nbytes(config) - mlp_nbytes
+    elif kind not in _WITH_MLP:
+        in_attention = _opaque_working_nbytes(config, kind)
+    return LayerParts(config=config, tensors=tensors, in_mlp=in_mlp, in_attention=in_attention)
 
 
 def picks_operators(config: RunConfig) -> bool:
@@ -218,34 +220,66 @@ def operators_nbytes(config: RunConfig) -> float:
     return (saved * size.tokens + scattered) * size.nbytes + lse
 
 
-def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivations:
+def layer_activations(config: RunConfig, kind: BlockKind) -> LayerActivations:
     """Return saved and working bytes of one layer."""
-    parts = layer_parts(config, has_experts=has_experts)
+    parts = layer_parts(config, kind)
     return parts.activations(RecomputeOption.from_config(config).parts)
 
 
-def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[SavedTensor, ...]:
+_WITH_MLP = frozenset({BlockKind.LAYER, BlockKind.MLP, *EXPERT_KINDS})
+_WITH_ATTENTION = frozenset({BlockKind.LAYER, BlockKind.EXPERT_LAYER, BlockKind.ATTENTION})
+
+
+def layer_tensors(config: RunConfig, kind: BlockKind) -> tuple[SavedTensor, ...]:
     """Return every tensor that one layer saves without recompute; the first is its input."""
+    tensors: tuple[SavedTensor, ...] = ()
+    if kind in _WITH_ATTENTION:
+        tensors += _attention_tensors(config)
+    elif kind not in _WITH_MLP:
+        tensors += _opaque_tensors(config, kind)
+    if kind in _WITH_MLP:
+        tensors += _feed_forward_tensors(config, has_experts=kind in EXPERT_KINDS)
+    return tensors
+
+
+def _attention_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
+    """Return the tensors of a layer's attention, with its norm."""
+    is_latent = config.model.latent_attention is not None
+    is_norm_apart = is_latent or config.device == "cpu"
+    return (
+        *_mixer_input(config, ("layernorm",) if is_norm_apart else ()),
+        *(latent_tensors(config) if is_latent else qkv_tensors(config)),
+        *core_attention_tensors(config),
+        SavedTensor(name="attention dropout mask", nbytes=_mask_nbytes(config)),
+    )
+
+
+def _mixer_input(config: RunConfig, norm_modules: tuple[str, ...]) -> tuple[SavedTensor, ...]:
     size = sizes(config)
     hidden = size.split_tokens * config.model.hidden_size
-    mask = hidden if config.hidden_dropout else 0
-    is_apart = has_experts or config.device == "cpu"
-    is_norm_apart = config.model.latent_attention is not None or config.device == "cpu"
-    attention = latent_tensors(config) if config.model.latent_attention else qkv_tensors(config)
-    mlp = expert_tensors(config) if has_experts else mlp_tensors(config)
-    layernorm = ("layernorm",)
     return (
         SavedTensor(name="input", nbytes=hidden * size.nbytes, offload="attn_norm"),
         SavedTensor(name="input norm", nbytes=_norm_nbytes(config, size.split_tokens)),
         SavedTensor(
             name="input norm output",
             nbytes=hidden * size.product_nbytes,
-            modules=layernorm if is_norm_apart else (),
+            modules=norm_modules,
             offload="qkv_linear",
         ),
-        *attention,
-        *core_attention_tensors(config),
-        SavedTensor(name="attention dropout mask", nbytes=mask),
+    )
+
+
+def _mask_nbytes(config: RunConfig) -> float:
+    hidden = sizes(config).split_tokens * config.model.hidden_size
+    return hidden if config.hidden_dropout else 0
+
+
+def _feed_forward_tensors(config: RunConfig, *, has_experts: bool) -> tuple[SavedTensor, ...]:
+    """Return the tensors of a layer's MLP or experts, with their norm."""
+    size = sizes(config)
+    hidden = size.split_tokens * config.model.hidden_size
+    is_apart = has_experts or config.device == "cpu"
+    return (
         SavedTensor(name="mlp input", nbytes=hidden * size.nbytes, part="mlp", offload="mlp_norm"),
         SavedTensor(name="mlp norm", nbytes=_norm_nbytes(config, size.split_tokens), part="mlp"),
         SavedTensor(
@@ -253,11 +287,31 @@ def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[SavedTensor,
             nbytes=hidden * (size.nbytes if has_experts else size.product_nbytes),
             part="mlp",
             # A norm inside the first product is recomputed with the MLP.
-            modules=layernorm if is_apart else ("mlp",),
+            modules=("layernorm",) if is_apart else ("mlp",),
         ),
-        *mlp,
-        SavedTensor(name="mlp dropout mask", nbytes=mask, part="mlp"),
+        *(expert_tensors(config) if has_experts else mlp_tensors(config)),
+        SavedTensor(name="mlp dropout mask", nbytes=_mask_nbytes(config), part="mlp"),
     )
+
+
+def _opaque_tensors(config: RunConfig, kind: BlockKind) -> tuple[SavedTensor, ...]:
+    width = opaque_of(config.model, kind).saved_width / config.parallelism.tp
+    size = sizes(config)
+    return (
+        *_mixer_input(config, ()),
+        SavedTensor(name="mixer", nbytes=size.tokens * width * size.nbytes),
+        SavedTensor(name="mixer dropout mask", nbytes=_mask_nbytes(config)),
+    )
+
+
+def _opaque_working_nbytes(config: RunConfig, kind: BlockKind) -> float:
+    """Return the bytes of live gradients in an opaque layer: as many as it saves, and its output's.
+
+    Its kernels are not known, so that this is the order of magnitude.
+    """
+    size, model = sizes(config), config.model
+    width = opaque_of(model, kind).saved_width / config.parallelism.tp
+    return (size.tokens * width + size.split_tokens * model.hidden_size) * size.nbytes
 
 
 def qkv_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ..layers import RecomputeOption, num_shards
+from ..layers import BlockKind, RecomputeOption, num_shards
 from ..workload import Recompute, RunConfig
 from .module_memory import ModuleBytes, SplitModules
 from .peak import overhead_nbytes, stage_chunks, stage_parts
 from .stage_memory import ChunkLayers
-from .states import optimizer_nbytes, sharding_key, state_bytes
+from .states import Number, optimizer_nbytes, sharding_key, state_bytes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 _FIRST_ROWS = 64
-_MODULES = tuple(field.name for field in fields(ModuleBytes))
-_LAYERS = tuple(field.name for field in fields(ChunkLayers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +52,8 @@ class LayoutMemory:
     def __init__(self) -> None:
         self._splits: dict[Hashable, SplitModules] = {}
         self._places: dict[Hashable, int] = {}
-        self._table = np.empty((_FIRST_ROWS, len(_MODULES)))
+        self._names: tuple[str, ...] = ()
+        self._table = np.empty((_FIRST_ROWS, 0))
         self._lists: dict[Hashable, _Rows] = {}
         self._unlike: dict[Hashable, list[int]] = {}
         self._layers: dict[Hashable, list[ChunkLayers]] = {}
@@ -139,16 +138,9 @@ class LayoutMemory:
             experts = layout.model.experts
             if layout.offload_modules or (experts is not None and experts.stash_factor):
                 # Recomputed tensors are not copied, so that these shrink as others grow.
-                least = replace(least, dense_working=0.0, expert_working=0.0)
-            recompute_working = min(
-                float(whole.plain.dense_recompute_working),
-                float(whole.plain.expert_recompute_working),
-            )
-            least_whole = replace(
-                whole.plain,
-                dense_recompute_working=recompute_working,
-                expert_recompute_working=recompute_working,
-            )
+                least = _with_layers(least, working=0.0)
+            working = [float(one.recompute_working) for one in whole.plain.layers.values()]
+            least_whole = _with_layers(whole.plain, recompute_working=min(working))
             self._lists[key] = _Rows(
                 recompute_options=(),
                 rows=np.array([self._added((key, -1), least), self._added((key, 0), least_whole)]),
@@ -168,7 +160,11 @@ class LayoutMemory:
         place = self._places[key] = len(self._places)
         if place == len(self._table):
             self._table = np.concatenate([self._table, np.empty_like(self._table)])
-        self._table[place] = [getattr(modules, name) for name in _MODULES]
+        columns = modules.to_columns()
+        if not self._names:
+            self._names = tuple(columns)
+            self._table = np.empty((len(self._table), len(columns)))
+        self._table[place] = [columns[name] for name in self._names]
         return place
 
     def _split(self, sample: RunConfig, split: Hashable) -> SplitModules:
@@ -182,7 +178,7 @@ class LayoutMemory:
         row_sets = [rows for _, rows in layout_rows]
         rows = self._table[np.concatenate([one.rows for one in row_sets])]
         whole = np.concatenate([one.whole for one in row_sets])
-        modules = ModuleBytes(**dict(zip(_MODULES, rows.T, strict=True)))
+        modules = ModuleBytes.from_columns(dict(zip(self._names, rows.T, strict=True)))
         layouts, first = [layout for layout, _ in layout_rows], layout_rows[0][0]
         numbers = [len(one.rows) for one in row_sets]
         par = [one.parallelism for one in layouts]
@@ -220,10 +216,8 @@ class LayoutMemory:
             return chunk_lists[0]
         return [
             ChunkLayers(
-                **{
-                    name: np.array([float(getattr(one, name)) for one in alike])[index]
-                    for name in _LAYERS
-                }
+                plain=_counts([one.plain for one in alike], index),
+                recomputed=_counts([one.recomputed for one in alike], index),
             )
             for alike in zip(*chunk_lists, strict=True)
         ]
@@ -237,11 +231,21 @@ class LayoutMemory:
         return self._layers[key]
 
 
+def _counts(many: Sequence[Mapping[BlockKind, Number]], index: Ints) -> dict[BlockKind, Floats]:
+    return {kind: np.array([float(one[kind]) for one in many])[index] for kind in many[0]}
+
+
 def _least(many: Sequence[ModuleBytes]) -> ModuleBytes:
     """Return the minimum of each field."""
-    return ModuleBytes(
-        **{name: min(float(getattr(one, name)) for one in many) for name in _MODULES}
+    columns = [one.to_columns() for one in many]
+    return ModuleBytes.from_columns(
+        {name: min(float(one[name]) for one in columns) for name in columns[0]}
     )
+
+
+def _with_layers(modules: ModuleBytes, **changes: float) -> ModuleBytes:
+    layers = {kind: replace(one, **changes) for kind, one in modules.layers.items()}
+    return replace(modules, layers=layers)
 
 
 def _num_whole(option: RecomputeOption) -> int:
@@ -272,11 +276,13 @@ def _pipeline_key(layout: RunConfig) -> Hashable:
 
 def _distinct_stages(layout: RunConfig) -> list[int]:
     model, last = layout.model, layout.parallelism.pp - 1
-    stage_by_counts: dict[tuple[tuple[int, int], ...], int] = {}
+    stage_by_counts: dict[Hashable, int] = {}
     for stage in range(1, last):
         chunk_layers = [layout.layers_of(chunk) for chunk in layout.chunks_of(stage)]
         counts = tuple(
-            (len(layers), sum(map(model.has_experts, layers))) for layers in chunk_layers
+            model.layer_kinds[layers.start : layers.stop]
+            or (len(layers), sum(map(model.has_experts, layers)))
+            for layers in chunk_layers
         )
         stage_by_counts.setdefault(counts, stage)
     return sorted({0, last, *stage_by_counts.values()})

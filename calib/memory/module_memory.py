@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 
 from ..layers import (
     Block,
@@ -11,10 +12,12 @@ from ..layers import (
     added_saved_nbytes,
     block,
     block_numel,
+    layer_kind,
+    layer_kinds,
     norm_module,
 )
-from ..workload import Engine, Fp8Recipe, OperatorKind, RunConfig, takes_options
-from .activations import LayerParts, layer_parts, sizes
+from ..workload import Engine, Fp8Recipe, ModelShape, OperatorKind, RunConfig, takes_options
+from .activations import LayerActivations, LayerParts, layer_parts, sizes
 from .states import Number
 
 _ATTENTION_PRODUCTS = frozenset(
@@ -28,17 +31,29 @@ CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBytes:
+    """Bytes and parameters of one layer of a kind; ``Number`` each."""
+
+    saved: Number
+    working: Number
+    recompute_working: Number
+    """Working bytes of a layer that is recomputed as a whole."""
+    numel: Number
+    """Parameters without those of experts."""
+    expert_numel: Number
+    weights_extra: Number
+    """Copies of a layer's weights in 8 bits, less the weights that they replace."""
+    scratch: Number
+    """Placeholders for weight gradients that only this kind has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleBytes:
     """Bytes of one of each module; independent of stages, replicas and schedule."""
 
+    layers: Mapping[BlockKind, LayerBytes]
+    """Each kind of layer that the model has."""
     layer_input: Number
-    dense_saved: Number
-    dense_working: Number
-    dense_recompute_working: Number
-    """Working bytes of a layer that is recomputed as a whole."""
-    expert_saved: Number
-    expert_working: Number
-    expert_recompute_working: Number
     embedding_saved: Number
     embedding_grad: Number
     """Gradient of the embedding, materialised whole before it is added to the buffer."""
@@ -46,22 +61,35 @@ class ModuleBytes:
     """Saved by the final norm, as input of the output product, and by multi-token prediction."""
     loss: Number
     """Working bytes beyond saved tensors, from logits to the gradient of the output product."""
-    layer_numel: Number
-    expert_layer_numel: Number
-    expert_numel: Number
     embedding_numel: Number
     vocabulary_numel: Number
     norm_numel: Number
     prediction_numel: Number
     prediction_expert_numel: Number
-    dense_weights_extra: Number
-    """Copies of a layer's weights in 8 bits, less the weights that they replace."""
-    expert_weights_extra: Number
     scratch: Number
     """Placeholders for weight gradients that are accumulated in place, and workspaces."""
-    dense_scratch: Number
-    expert_scratch: Number
     head_scratch: Number
+
+    def to_columns(self) -> dict[str, Number]:
+        """Return all numbers by name; those of layers are ``kind.name``."""
+        columns = {name: getattr(self, name) for name in _SHARED}
+        for kind, one in self.layers.items():
+            columns |= {f"{kind.value}.{name}": getattr(one, name) for name in _OF_LAYER}
+        return columns
+
+    @staticmethod
+    def from_columns(columns: Mapping[str, Number]) -> ModuleBytes:
+        """Return the modules of ``to_columns`` output."""
+        kinds = [kind for kind in BlockKind if f"{kind.value}.saved" in columns]
+        layers = {
+            kind: LayerBytes(**{name: columns[f"{kind.value}.{name}"] for name in _OF_LAYER})
+            for kind in kinds
+        }
+        return ModuleBytes(layers=layers, **{name: columns[name] for name in _SHARED})
+
+
+_OF_LAYER = tuple(field.name for field in fields(LayerBytes))
+_SHARED = tuple(field.name for field in fields(ModuleBytes) if field.name != "layers")
 
 
 def module_bytes(config: RunConfig) -> ModuleBytes:
@@ -73,38 +101,45 @@ def module_bytes(config: RunConfig) -> ModuleBytes:
 class SplitModules:
     """Modules of a model, split by a layout's degrees, for any recomputed modules."""
 
+    config: RunConfig
     plain: ModuleBytes
     """Bytes if no module is recomputed."""
-    dense: LayerParts
-    expert: LayerParts
-    """Same as ``dense`` if the model has no experts."""
+    parts: Mapping[BlockKind, LayerParts]
 
     @staticmethod
     def of(config: RunConfig) -> SplitModules:
         """Return the modules of a layout; of its recompute only full or not matters."""
-        has_experts = config.model.experts is not None
-        dense = layer_parts(config, has_experts=False)
-        expert = layer_parts(config, has_experts=True) if has_experts else dense
-        return SplitModules(plain=_plain_modules(config, dense, expert), dense=dense, expert=expert)
+        parts = {kind: layer_parts(config, kind) for kind in _kinds(config.model)}
+        return SplitModules(config=config, plain=_plain_modules(config, parts), parts=parts)
 
     def recomputed(self, modules: frozenset[str]) -> ModuleBytes:
         """Return the bytes if these modules are recomputed."""
         if not modules:
             return self.plain
-        config = self.dense.config
-        fields = _recompute_dependent_fields(config, self.dense, self.expert, modules)
-        return replace(self.plain, **fields)
+        activations = _activations(self.config, self.parts, modules)
+        layers = {
+            kind: replace(one, **activations[kind]) for kind, one in self.plain.layers.items()
+        }
+        head_saved = _head_saved_nbytes(self.config, activations)
+        return replace(self.plain, layers=layers, head_saved=head_saved)
 
 
-def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> ModuleBytes:
+def _kinds(model: ModelShape) -> tuple[BlockKind, ...]:
+    """Return the kinds of a model's layers, and of those inside its prediction layers."""
+    if not model.prediction_kinds:
+        return layer_kinds(model)
+    inner = model.layer_kinds + model.prediction_kinds
+    return layer_kinds(replace(model, layer_kinds=inner, num_layers=len(inner)))
+
+
+def _plain_modules(config: RunConfig, parts: Mapping[BlockKind, LayerParts]) -> ModuleBytes:
     model, size = config.model, sizes(config)
     # Parameters and widths do not depend on recompute and micro-batch size, nor do the blocks that
     # they are read from.
     plain = RecomputeOption().applied_to(
         replace(config, batch=replace(config.batch, micro_batch_size=1))
     )
-    layer = block(plain, BlockKind.LAYER)
-    expert_layer = block(plain, BlockKind.EXPERT_LAYER) if model.experts is not None else layer
+    blocks = {kind: block(plain, kind) for kind in parts}
     hidden = size.split_tokens * model.hidden_size
     norm = block_numel(norm_module(config, "final_norm").tensors).dense
     prediction = prediction_expert = 0
@@ -112,57 +147,84 @@ def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> 
         # The block of prediction layers begins with the final norm of the model.
         predicted = block(plain, BlockKind.PREDICTION).numel
         prediction, prediction_expert = predicted.dense - norm, predicted.expert
+    activations = _activations(config, parts, frozenset())
     return ModuleBytes(
-        **_recompute_dependent_fields(config, dense, expert, frozenset()),
-        dense_weights_extra=_fp8_extra(config, layer),
-        expert_weights_extra=_fp8_extra(config, expert_layer),
-        dense_scratch=_wgrads(config, layer, _MLP_PRODUCTS),
-        expert_scratch=_wgrads(config, expert_layer, _MLP_PRODUCTS),
+        layers={
+            kind: LayerBytes(
+                **activations[kind],
+                numel=layer.numel.dense,
+                expert_numel=layer.numel.expert,
+                weights_extra=_fp8_extra(config, layer),
+                scratch=_layer_scratch(config, layer),
+            )
+            for kind, layer in blocks.items()
+        },
         layer_input=hidden * size.nbytes,
         embedding_saved=8 * size.tokens + (hidden if config.hidden_dropout else 0),
         embedding_grad=_vocabulary_numel(config) * size.nbytes,
+        head_saved=_head_saved_nbytes(config, activations),
         loss=_loss_nbytes(config),
-        layer_numel=layer.numel.dense,
-        expert_layer_numel=expert_layer.numel.dense,
-        expert_numel=expert_layer.numel.expert,
         embedding_numel=block(plain, BlockKind.EMBEDDING).numel.dense,
         vocabulary_numel=_vocabulary_numel(config),
         norm_numel=norm,
         prediction_numel=prediction,
         prediction_expert_numel=prediction_expert,
-        scratch=_wgrads(config, layer, _ATTENTION_PRODUCTS) + _workspace(config),
+        scratch=_attention_scratch(config, blocks) + _workspace(config),
         head_scratch=_head_scratch(config),
     )
 
 
-def _recompute_dependent_fields(
-    config: RunConfig, dense: LayerParts, expert: LayerParts, recomputed_modules: frozenset[str]
-) -> dict[str, float]:
-    """Return the fields of ``ModuleBytes`` that depend on which modules are recomputed."""
-    field_values: dict[str, float] = {}
-    added = added_saved_nbytes(config)
-    of_dense = dense.activations(recomputed_modules)
-    of_expert = of_dense if expert is dense else expert.activations(recomputed_modules)
-    for kind, of_layer in {"dense": of_dense, "expert": of_expert}.items():
-        field_values[f"{kind}_saved"] = of_layer.saved_nbytes + added
-        field_values[f"{kind}_working"] = of_layer.working_nbytes
-        field_values[f"{kind}_recompute_working"] = of_layer.recompute_working_nbytes
-    last = "expert" if config.model.has_experts(config.model.num_layers - 1) else "dense"
-    head_saved = _head_saved_nbytes(config, field_values[f"{last}_saved"] - added)
-    return {**field_values, "head_saved": head_saved}
+def _activations(
+    config: RunConfig, parts: Mapping[BlockKind, LayerParts], modules: frozenset[str]
+) -> dict[BlockKind, dict[str, float]]:
+    """Return the fields of ``LayerBytes`` that depend on which modules are recomputed."""
+    layers = {kind: part.activations(modules) for kind, part in parts.items()}
+    added = 0.0 if config.model.layer_kinds else added_saved_nbytes(config)
+    return {
+        kind: {
+            "saved": layer.saved_nbytes + added,
+            "working": max(0.0, layer.working_nbytes - _freed_nbytes(config.model, kind, layers)),
+            "recompute_working": layer.recompute_working_nbytes,
+        }
+        for kind, layer in layers.items()
+    }
 
 
-def _head_saved_nbytes(config: RunConfig, layer: float) -> float:
+def _freed_nbytes(
+    model: ModelShape, kind: BlockKind, layers: Mapping[BlockKind, LayerActivations]
+) -> float:
+    """Return the bytes that layers after the last of a kind have freed before its backward pass."""
+    if not model.layer_kinds:
+        return 0.0
+    freed = 0.0
+    for layer in reversed(range(model.num_layers)):
+        if (after := layer_kind(model, layer)) is kind:
+            return freed
+        freed += layers[after].saved_nbytes
+    return 0.0
+
+
+def _head_saved_nbytes(
+    config: RunConfig, activations: Mapping[BlockKind, Mapping[str, float]]
+) -> float:
     """Return the saved bytes of the final norm's input and output, and of the prediction layers.
 
-    Each prediction layer adds two norms, a product, a layer and a head, and its logits are retained
-    until the last loss.  ``layer``: bytes that one transformer layer saves.
+    Each prediction layer adds two norms, a product, a layer (of the last one's kind) and a head,
+    and its logits are retained until the last loss.
     """
     model, size = config.model, sizes(config)
     hidden = size.split_tokens * model.hidden_size * size.nbytes
     norm_nbytes = 2 * hidden
     if not model.num_prediction_layers:
         return norm_nbytes
+    inner = replace(
+        model,
+        layer_kinds=model.prediction_kinds,
+        num_layers=len(model.prediction_kinds) or model.num_layers,
+    )
+    places = range(inner.num_layers) if model.prediction_kinds else (model.num_layers - 1,)
+    layer = sum(activations[layer_kind(inner, place)]["saved"] for place in places)
+    layer -= 0.0 if model.layer_kinds else added_saved_nbytes(config)
     # Two norm inputs, their concatenated outputs, the layer, input and output of its final norm.
     each = 4 * hidden + layer + 2 * hidden + _saved_logits_nbytes(config)
     return norm_nbytes + model.num_prediction_layers * each
@@ -244,6 +306,18 @@ def _wgrads(config: RunConfig, layer: Block, kinds: frozenset[OperatorKind]) -> 
         return 0.0
     shapes = {one.shape[-2:] for one, _ in layer.forward if one.kind in kinds}
     return sum(rows * columns for rows, columns in shapes) * config.precision.nbytes
+
+
+def _layer_scratch(config: RunConfig, layer: Block) -> float:
+    """Return the placeholders of a layer; a GPT's attention has its own, as all layers have it."""
+    kinds = _MLP_PRODUCTS | (_ATTENTION_PRODUCTS if config.model.layer_kinds else frozenset())
+    return _wgrads(config, layer, kinds)
+
+
+def _attention_scratch(config: RunConfig, blocks: Mapping[BlockKind, Block]) -> float:
+    if config.model.layer_kinds:
+        return 0.0
+    return _wgrads(config, next(iter(blocks.values())), _ATTENTION_PRODUCTS)
 
 
 def _workspace(config: RunConfig) -> float:

@@ -8,11 +8,12 @@ has the offloaded optimizer states and activations of the host's devices.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import ClassVar
 
-from ..layers import num_shards, recomputed_layers
+from ..layers import layer_kind, layer_kinds, num_shards, recomputed_layers
 from ..workload import Encoded, Parallelism, Precision, RunConfig
 from .module_memory import ModuleBytes, module_bytes
 from .stage_memory import ChunkLayers, StageBytes, in_flight, stage_bytes
@@ -234,14 +235,19 @@ def stage_chunks(config: RunConfig, stage: int) -> list[ChunkLayers]:
 
 
 def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
-    layers, covered = config.layers_of(chunk), recomputed_layers(config, chunk)
-    expert_recomputed = sum(map(config.model.has_experts, layers[:covered]))
-    plain = sum(map(config.model.has_experts, layers[covered:]))
+    model, layers = config.model, config.layers_of(chunk)
+    covered = recomputed_layers(config, chunk)
+    if not model.layer_kinds and (model.experts is None or not model.experts.layer_pattern):
+        (kind,) = layer_kinds(model)
+        return ChunkLayers(plain={kind: len(layers) - covered}, recomputed={kind: covered})
+    plain, recomputed = (
+        Counter(layer_kind(model, layer) for layer in part)
+        for part in (layers[covered:], layers[:covered])
+    )
+    kinds = layer_kinds(model)
     return ChunkLayers(
-        dense=len(layers) - covered - plain,
-        dense_recomputed=covered - expert_recomputed,
-        expert=plain,
-        expert_recomputed=expert_recomputed,
+        plain={kind: plain[kind] for kind in kinds},
+        recomputed={kind: recomputed[kind] for kind in kinds},
     )
 
 

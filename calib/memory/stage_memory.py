@@ -6,15 +6,19 @@ layout.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 
+from ..layers import BlockKind
 from ..workload import SCHEDULES, Schedule
 from .module_memory import ModuleBytes
 from .states import UNITS_IN_FLIGHT, Number, StateBytes
 
+_KindCounts: TypeAlias = "Mapping[BlockKind, Number]"
 Counts = tuple[int, ...]
 """Micro-batches in flight of each chunk of a stage, in model order."""
 
@@ -112,12 +116,11 @@ def _maximal(candidates: set[Counts]) -> tuple[Counts, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLayers:
-    """Layers of one chunk by kind; ``*_recomputed``: recomputed as a whole."""
+    """Layers of one chunk by kind."""
 
-    dense: Number
-    dense_recomputed: Number
-    expert: Number
-    expert_recomputed: Number
+    plain: Mapping[BlockKind, Number]
+    recomputed: Mapping[BlockKind, Number]
+    """Layers that are recomputed as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +156,16 @@ def stage_bytes(
     It is the largest of three moments: the backward pass of a layer, the loss on the last stage,
     and the end of a micro-batch on the first, when the gradient of the embedding is materialised.
     """
-    dense = sum(chunk.dense + chunk.dense_recomputed for chunk in chunks)
-    expert = sum(chunk.expert + chunk.expert_recomputed for chunk in chunks)
-    layers_numel = dense * modules.layer_numel + expert * modules.expert_layer_numel
+    counts = {
+        kind: sum(chunk.plain[kind] + chunk.recomputed[kind] for chunk in chunks)
+        for kind in modules.layers
+    }
+    layers_numel = _total(counts, {kind: one.numel for kind, one in modules.layers.items()})
     ends = _ends(modules, is_first, is_last, is_tied)
     rest = layers_numel + ends
-    split = expert * modules.expert_numel + (modules.prediction_expert_numel if is_last else 0.0)
-    units = _units(modules, state, dense, expert, ends, layers_numel + split)
+    split = _total(counts, {kind: one.expert_numel for kind, one in modules.layers.items()})
+    split = split + (modules.prediction_expert_numel if is_last else 0.0)
+    units = _units(modules, state, counts, ends, layers_numel + split)
     layers, logits, units_now = _fullest_moment(
         modules, chunks, in_flight_counts, units, is_first=is_first, is_last=is_last
     )
@@ -170,29 +176,37 @@ def stage_bytes(
     return StageBytes(
         weights=rest * state.weights
         + split * state.expert_weights
-        + _copies(modules, state, dense, expert),
+        + _copies(modules, state, counts),
         grads=rest * state.grads + split * state.expert_grads,
         optimizer=rest * state.optimizer + split * state.expert_optimizer + more,
         activations=layers,
         logits=logits,
-        scratch=_scratch(modules, dense, expert, is_last) + passing,
+        scratch=_scratch(modules, counts, is_last) + passing,
     )
 
 
-def _copies(modules: ModuleBytes, state: StateBytes, dense: Number, expert: Number) -> Number:
+def _total(counts: _KindCounts, each: Mapping[BlockKind, Number]) -> Number:
+    return sum((count * each[kind] for kind, count in counts.items()), 0.0)
+
+
+def _copies(modules: ModuleBytes, state: StateBytes, counts: _KindCounts) -> Number:
     """Return the bytes of 8-bit copies of weights, less the weights that they replace."""
+    extra = {kind: one.weights_extra for kind, one in modules.layers.items()}
     if state.keeps_layers_whole:
-        return dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
+        return _total(counts, extra)
     # Under FSDP only gathered layers have copies, which are freed with them.
-    most = np.maximum(modules.dense_weights_extra, modules.expert_weights_extra)
-    return UNITS_IN_FLIGHT * np.maximum(most, 0.0)
+    most: Number = 0.0
+    for nbytes in extra.values():
+        most = np.maximum(most, nbytes)
+    return UNITS_IN_FLIGHT * most
 
 
-def _scratch(modules: ModuleBytes, dense: Number, expert: Number, is_last: bool) -> Number:
+def _scratch(modules: ModuleBytes, counts: _KindCounts, is_last: bool) -> Number:
     """Return the scratch bytes that stay allocated for the whole run."""
     here = modules.scratch + (modules.head_scratch if is_last else 0.0)
-    here = here + np.where(dense > 0, modules.dense_scratch, 0.0)
-    return here + np.where(expert > 0, modules.expert_scratch, 0.0)
+    for kind, one in modules.layers.items():
+        here = here + np.where(np.asarray(counts[kind]) > 0, one.scratch, 0.0)
+    return here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,8 +222,7 @@ class _Units:
 def _units(
     modules: ModuleBytes,
     state: StateBytes,
-    dense: Number,
-    expert: Number,
+    counts: _KindCounts,
     ends: Number,
     layers_numel: Number,
 ) -> _Units:
@@ -217,10 +230,10 @@ def _units(
     to the root unit and stay for the whole pass; plus the buffer of each gather."""
     if state.keeps_layers_whole:
         return _Units()
-    widest = np.maximum(
-        np.where(dense > 0, modules.layer_numel, 0.0),
-        np.where(expert > 0, modules.expert_layer_numel + modules.expert_numel, 0.0),
-    )
+    widest: Number = 0.0
+    for kind, one in modules.layers.items():
+        is_here = np.asarray(counts[kind]) > 0
+        widest = np.maximum(widest, np.where(is_here, one.numel + one.expert_numel, 0.0))
     ready = UNITS_IN_FLIGHT * state.gathered
     copies, retained_nbytes = (widest + ends) * state.copied, layers_numel * state.retained
     grads = widest * (state.unit - ready)
@@ -244,9 +257,8 @@ def _fullest_moment(
 ) -> tuple[Number, Number, Number]:
     """Return activations, the bytes that the loss adds, and units, at the fullest moment."""
     chunk_nbytes = [
-        chunk.dense * modules.dense_saved
-        + chunk.expert * modules.expert_saved
-        + (chunk.dense_recomputed + chunk.expert_recomputed) * modules.layer_input
+        _total(chunk.plain, {kind: one.saved for kind, one in modules.layers.items()})
+        + sum(chunk.recomputed.values()) * modules.layer_input
         for chunk in chunks
     ]
     first = chunk_nbytes[0]
@@ -285,14 +297,12 @@ def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) ->
 
 def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
     most: Number = 0.0
-    for name, needed in (
-        ("dense", modules.dense_working),
-        ("dense_recomputed", modules.dense_recompute_working),
-        ("expert", modules.expert_working),
-        ("expert_recomputed", modules.expert_recompute_working),
-    ):
-        count = sum(getattr(chunk, name) for chunk in chunks)
-        most = np.maximum(most, np.where(count > 0, needed, 0.0))
+    for kind, one in modules.layers.items():
+        plain = sum(chunk.plain[kind] for chunk in chunks)
+        recomputed = sum(chunk.recomputed[kind] for chunk in chunks)
+        most = np.maximum(most, np.where(np.asarray(plain) > 0, one.working, 0.0))
+        needed = one.recompute_working
+        most = np.maximum(most, np.where(np.asarray(recomputed) > 0, needed, 0.0))
     return most
 
 

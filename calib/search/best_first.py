@@ -9,13 +9,22 @@ only add to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import LayoutConstraint
-from ..layers import Block, BlockKind, attention_part, block, chunk_variants, experts_part
+from ..layers import (
+    EXPERT_KINDS,
+    LAYER_KINDS,
+    Block,
+    BlockKind,
+    attention_part,
+    block,
+    chunk_variants,
+    experts_part,
+)
 from ..memory import (
     ModuleBytes,
     StateBytes,
@@ -34,7 +43,6 @@ from .space import block_kinds, num_nodes, recomputes, states
 from .variants import Outcome, Study, rounded_log
 
 _ROUNDING = 1e-9
-_PARTS_KIND = BlockKind.EXPERT_LAYER
 
 
 class TimeBounds:
@@ -57,7 +65,7 @@ class TimeBounds:
         for kind in block_kinds(cells.config):
             if kind is BlockKind.PREDICTION:
                 continue  # bounded by zero
-            made = attention_part if kind is _PARTS_KIND else _whole(kind)
+            made = _without_experts(kind) if kind in EXPERT_KINDS else _whole(kind)
             self._rows[kind] = self._add(shared, made)
         if len(cells):
             self._passes = _priced(self._pairs, steps)
@@ -133,13 +141,13 @@ class TimeBounds:
         if kind not in self._rows:
             return np.zeros((2, len(members)))
         block_s = self._passes.times_s[:, self._rows[kind][members]]
-        if kind is _PARTS_KIND and experts_s is not None:
+        if kind in EXPERT_KINDS and experts_s is not None:
             block_s = block_s + experts_s
         return self._effects(kind, members) * block_s
 
     def _effects(self, kind: BlockKind, members: Ints) -> Floats | float:
         """Return the smallest factor that fitted effects on layers may have."""
-        if self._steps.posterior is None or kind not in (BlockKind.LAYER, _PARTS_KIND):
+        if self._steps.posterior is None or kind not in LAYER_KINDS:
             return 1.0
         columns = {name: self._cells.columns[name][members] for name in ("tp", "micro")}
         part = self._cells.subset(members)
@@ -177,6 +185,10 @@ def _priced(pairs: Sequence[tuple[Block, RunConfig]], steps: FittedSteps) -> _Pa
     )
 
 
+def _without_experts(kind: BlockKind) -> Callable[[RunConfig], Block]:
+    return lambda config: attention_part(config, kind)
+
+
 def _whole(kind: BlockKind) -> Callable[[RunConfig], Block]:
     return lambda config: block(config, kind)
 
@@ -198,18 +210,18 @@ def _levels(cells: Cells, steps: FittedSteps) -> Floats:
 
 Floats = NDArray[np.float64]
 _OF_EXPERTS = (
-    *("expert_layer_numel", "expert_numel", "expert_weights_extra"),
+    *(f"{kind.value}.{name}" for kind in EXPERT_KINDS for name in ("numel", "weights_extra")),
+    *(f"{kind.value}.expert_numel" for kind in EXPERT_KINDS),
     *("prediction_numel", "prediction_expert_numel"),
 )
-"""Fields that depend on the split of experts and on tp, and on nothing else of a cell."""
+"""Columns of ``ModuleBytes`` that depend on the split of experts and on tp, and on nothing else of
+a cell."""
 _FREED = (
-    "dense_working",
-    "dense_recompute_working",
-    "expert_working",
-    "expert_recompute_working",
-    "expert_scratch",
+    *(f"{kind.value}.{name}" for kind in LAYER_KINDS for name in ("working", "recompute_working")),
+    *(f"{kind.value}.scratch" for kind in EXPERT_KINDS),
 )
-"""Fields that a lower bound sets to 0: buffers that a variant may not need at peak memory."""
+"""Columns that a lower bound sets to 0: buffers that a variant may not need at peak memory."""
+_SAVED = tuple(f"{kind.value}.saved" for kind in LAYER_KINDS)
 _MIDDLE = 2
 """Number of stages at each end that are checked: the first retain most passes, the last has the
 logits."""
@@ -249,7 +261,9 @@ class _Least:
         out = np.zeros(len(self._cells))
         for members in self._alike():
             sample = self._cells.layout(int(members[0]))
-            modules = ModuleBytes(**{name: column[members] for name, column in self._table.items()})
+            modules = ModuleBytes.from_columns(
+                {name: column[members] for name, column in self._table.items()}
+            )
             state = self._states(sample, members)
             last = sample.parallelism.pp - 1
             stages = {*range(min(_MIDDLE, last + 1)), *range(max(0, last - _MIDDLE + 1), last + 1)}
@@ -259,7 +273,7 @@ class _Least:
         return out
 
     def _modules(self) -> dict[str, Floats]:
-        """Return the fields of ``ModuleBytes`` of each cell, with full recompute."""
+        """Return the columns of ``ModuleBytes`` of each cell, with full recompute."""
         columns = self._cells.columns
         names = ("tp", "cp", "micro", "is_split")
         is_cut = columns["pp"] > 1
@@ -269,21 +283,19 @@ class _Least:
             name: (split[name][of_split] if name in _OF_EXPERTS else whole[name][of_whole])
             for name in whole
         }
-        for name in _FREED:
-            table[name] = np.zeros(len(self._cells))
-        for kind in ("dense", "expert"):
-            table[f"{kind}_saved"] = table["layer_input"]
-        return table
+        table |= {name: np.zeros(len(self._cells)) for name in table if name in _FREED}
+        return table | {name: table["layer_input"] for name in table if name in _SAVED}
 
     def _fields(self, *keys: NDArray[np.int64 | np.bool_]) -> tuple[dict[str, Floats], Ints]:
         firsts, places = self._cells.distinct(*keys)
         rows = [
-            module_bytes(_full_recompute(self._cells.layout(int(first), is_plain=True)))
+            module_bytes(
+                _full_recompute(self._cells.layout(int(first), is_plain=True))
+            ).to_columns()
             for first in firsts
         ]
         columns = {
-            field.name: np.array([float(getattr(row, field.name)) for row in rows])
-            for field in fields(ModuleBytes)
+            name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())
         }
         return columns, places
 

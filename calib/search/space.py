@@ -10,7 +10,7 @@ from typing import Any
 
 from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, unsupported_options_reason
 from ..errors import ConfigError
-from ..layers import CORE_ATTENTION, WITHIN_MOE, BlockKind, RecomputeOption
+from ..layers import CORE_ATTENTION, WITHIN_MOE, BlockKind, RecomputeOption, layer_block_kinds
 from ..workload import (
     Batch,
     Collective,
@@ -246,10 +246,7 @@ def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object])
 def block_kinds(config: RunConfig) -> tuple[BlockKind, ...]:
     """Return the kinds of blocks in layouts of this model."""
     model = config.model
-    has_dense = not all(model.has_experts(layer) for layer in range(model.num_layers))
-    kinds = [BlockKind.EMBEDDING]
-    kinds += [BlockKind.LAYER] if has_dense else []
-    kinds += [BlockKind.EXPERT_LAYER] if model.experts is not None else []
+    kinds = [BlockKind.EMBEDDING, *layer_block_kinds(model)]
     if model.num_prediction_layers:
         kinds += [BlockKind.EMBEDDING_COPY, BlockKind.PREDICTION]
     return (*kinds, BlockKind.HEAD)
@@ -328,11 +325,10 @@ def modules_of(config: RunConfig) -> tuple[str, ...]:
     model, experts = config.model, config.model.experts
     # Delayed scaling has one scale for both runs of a module.
     is_delayed = config.fp8 is Fp8Recipe.DELAYED
-    has_dense = not all(model.has_experts(layer) for layer in range(model.num_layers))
     able = {
         "core_attn": True,
         "layernorm": not is_delayed,
-        "mlp": has_dense,
+        "mlp": model.has_dense_mlp,
         "mla_up_proj": model.latent_attention is not None,
         "moe": experts is not None,
         "moe_act": experts is not None and experts.is_grouped and not is_delayed,

@@ -11,7 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fit import Source
-from ..layers import BlockKind, launched_frac, recomputed_launch_frac, replayed_frac
+from ..layers import (
+    EXPERT_KINDS,
+    LAYER_KINDS,
+    launched_frac,
+    recomputed_launch_frac,
+    replayed_frac,
+)
 from ..timeline import (
     BlockTimes,
     Compiled,
@@ -260,7 +266,7 @@ def layouts_of(
         has_release=has_release,
         doublings=np.array([[doublings(config)] for config in configs]),
         idle_frac=_idle_frac(compiled),
-        has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
+        has_experts=np.array([[b.kind in EXPERT_KINDS] for b in compiled.blocks]),
     )
 
 
@@ -323,7 +329,7 @@ def _block_effects(
     ).T
     open_frac = 1.0 - sampled_s / np.maximum(all_s, 1e-12)
     of_blocks = [
-        effects_of(config) if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) else ()
+        effects_of(config) if block.kind in LAYER_KINDS else ()
         for block, config in compiled.block_pairs
     ]
     return _has_effect(of_blocks, effects) * open_frac[:, np.newaxis]

@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 
+from ..errors import ConfigError
 from ..fit import Estimates, Source
 from ..network import LINK_SIGMA_LOG, host_copy_s
 from ..timeline import Compiled, Floats, Item, family
@@ -72,6 +73,7 @@ def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
     known = base.conditions
     chosen = scales(known)
     estimates = base_estimates(compiled, base)
+    _refuse_unmeasured(compiled, estimates)
     is_prior = np.array([source is Source.PRIOR for source in estimates.sources], dtype=bool)
     is_new = is_prior | (not known.is_in_situ)
     powers = weights(compiled.items, chosen)
@@ -85,6 +87,20 @@ def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
         scales=chosen,
         families=families,
     )
+
+
+def _refuse_unmeasured(compiled: Compiled, estimates: Estimates) -> None:
+    """Raise ``ConfigError`` if a layer that has no law was not measured."""
+    unmeasured = {
+        item.kind.value
+        for item, source in zip(compiled.items, estimates.sources, strict=True)
+        if isinstance(item, Operator) and item.kind.is_opaque and source is Source.PRIOR
+    }
+    if unmeasured:
+        raise ConfigError(
+            f"the model has {' and '.join(sorted(unmeasured))} layers, whose time only a run that "
+            f"trains them measures; run it with --calibrate and predict from its directory"
+        )
 
 
 def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...], Floats]:

@@ -249,6 +249,7 @@ class _Compiler:
             config.model.num_layers,
             config.model.num_prediction_layers,
             None if experts is None else experts.layer_pattern,
+            config.model.layer_kinds,
             config.parallelism.pp,
             config.parallelism.vp,
             config.parallelism.chunk_layers,

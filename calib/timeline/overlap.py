@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..layers import BlockKind, RecomputeOption
+from ..layers import EXPERT_KINDS, LAYER_KINDS, BlockKind, RecomputeOption
 from ..memory import expert_tensors, layer_tensors, offloaded_nbytes, stashed_nbytes
 from ..workload import (
     Collective,
@@ -138,14 +138,11 @@ def block_copies(config: RunConfig, kind: BlockKind) -> tuple[OperatorCount, ...
     """
     experts = config.model.experts
     is_copied = config.offload_modules or (experts is not None and experts.stash_factor)
-    is_layer = kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER)
-    if not is_copied or not is_layer or config.device == "cpu":
+    if not is_copied or kind not in LAYER_KINDS or config.device == "cpu":
         return ()
-    has_experts, width = kind is BlockKind.EXPERT_LAYER, config.precision.nbytes
+    has_experts, width = kind in EXPERT_KINDS, config.precision.nbytes
     recomputed_parts = RecomputeOption.from_config(config).parts
-    away = round(
-        offloaded_nbytes(config, layer_tensors(config, has_experts=has_experts), recomputed_parts)
-    )
+    away = round(offloaded_nbytes(config, layer_tensors(config, kind), recomputed_parts))
     copies: list[tuple[OperatorKind, tuple[int, ...], int]] = []
     if away:
         copies.append((OperatorKind.HOST_COPY, (away,), 1))

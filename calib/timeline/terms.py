@@ -8,7 +8,7 @@ from enum import Enum
 
 import numpy as np
 
-from ..workload import GroupRole, Operator, OperatorKind, Phase
+from ..workload import OPAQUE_OPERATORS, GroupRole, Operator, OperatorKind, Phase
 from .compiled import Compiled
 from .evaluation import GroupTimes
 from .items import PASS_PARTS, Floats, Part, SparseRows, part_of
@@ -83,6 +83,8 @@ _KINDS = {
     Term.ATTENTION: (
         *(Kind.LINEAR_QKV, Kind.POSITION, Kind.CORE_ATTENTION, Kind.LINEAR_PROJ),
         *(Kind.FLASH_ATTENTION, Kind.MASK, Kind.SOFTMAX, Kind.FUSED_SOFTMAX, Kind.ROTARY),
+        # The other mixers of tokens.
+        *OPAQUE_OPERATORS.values(),
     ),
     Term.MLP: (
         *(Kind.LINEAR_FC1, Kind.ACTIVATION, Kind.LINEAR_FC2, Kind.GROUPED_LINEAR, Kind.EXPERTS),

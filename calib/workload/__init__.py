@@ -42,11 +42,16 @@ if TYPE_CHECKING:
     )
     from .config_json import Encoded, decode, encode, encode_fields
     from .model_shape import (
+        ATTENTION_SYMBOLS,
+        EXPERTS_SYMBOL,
+        MLP_SYMBOL,
+        OPAQUE_SYMBOLS,
         Dispatcher,
         Experts,
         LatentAttention,
         ModelShape,
         Normalization,
+        OpaqueLayer,
         PositionEmbedding,
         RankLoad,
         at_least_one,
@@ -55,6 +60,7 @@ if TYPE_CHECKING:
     from .operators import (
         MODULES_BY_ATTRIBUTE,
         MODULES_BY_CLASS,
+        OPAQUE_OPERATORS,
         OPTIMIZER_ELEMENT_NBYTES,
         Operator,
         OperatorCount,

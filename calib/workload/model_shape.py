@@ -163,12 +163,47 @@ class LatentAttention:
             at_least_one(name, getattr(self, name))
 
 
+ATTENTION_SYMBOLS, MLP_SYMBOL, EXPERTS_SYMBOL = "*+", "-", "E"
+OPAQUE_SYMBOLS = "MGDL"
+"""Mamba, gated delta net, sparse latent attention, and other linear attention, which Megatron does
+not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpaqueLayer:
+    """Layer without a law of its time: only runs that have it measure it.
+
+    Sizes are of the whole layer, before any split, without its input norm.
+    """
+
+    symbol: str
+    """Symbol in ``ModelShape.layer_kinds``."""
+    split_numel: int
+    """Parameters that tensor parallelism splits, most of them in products."""
+    whole_numel: int = 0
+    """Parameters that every tensor-parallel rank has."""
+    saved_width: int = 0
+    """Elements per token that the backward pass needs, split by tensor parallelism."""
+    multiply_adds: int = 0
+    """Multiplications with additions of one token in the forward pass."""
+
+    def __post_init__(self) -> None:
+        if len(self.symbol) != 1 or self.symbol not in OPAQUE_SYMBOLS:
+            raise ConfigError(
+                f"{_shown(self.symbol)} is not the symbol of an opaque layer; choose from "
+                f"{', '.join(OPAQUE_SYMBOLS)}"
+            )
+        at_least_one("split_numel", self.split_numel)
+        for name in ("whole_numel", "saved_width", "multiply_adds"):
+            not_negative(name, getattr(self, name))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A GPT as Megatron builds it; sizes of the whole model, before any split."""
+    """A GPT or hybrid model as Megatron builds it; sizes of the whole model, before any split."""
 
     num_layers: int
-    """Transformer layers."""
+    """Transformer layers; for a hybrid model, symbols of its pattern."""
     hidden_size: int
     """Width of the residual stream."""
     ffn_hidden_size: int
@@ -207,6 +242,14 @@ class ModelShape:
     """Attention and MLP both read the input of the layer and are summed together (GPT-NeoX)."""
     num_prediction_layers: int = 0
     """Layers that predict tokens further ahead (multi-token prediction), after the last one."""
+    layer_kinds: str = ""
+    """Symbols of a hybrid model's layers, of Megatron's ``--hybrid-layer-pattern``: attention
+    (``*``, latent ``+``), MLP (``-``) and experts (``E``) are layers of their own, others opaque;
+    empty: each layer has attention, and an MLP or experts."""
+    prediction_kinds: str = ""
+    """Symbols of the layers inside each prediction layer of a hybrid model."""
+    opaque_layers: tuple[OpaqueLayer, ...] = ()
+    """Opaque layers of a hybrid model, one for each symbol."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -233,6 +276,30 @@ class ModelShape:
                 f"layer_pattern has {len(pattern)} entries, not num_layers {self.num_layers}; give "
                 f"one for each layer"
             )
+        if self.layer_kinds or self.prediction_kinds:
+            self._check_kinds()
+
+    def _check_kinds(self) -> None:
+        kinds = self.layer_kinds + self.prediction_kinds
+        opaque = "".join(one.symbol for one in self.opaque_layers)
+        if len(self.layer_kinds) != self.num_layers:
+            raise ConfigError(
+                f"layer_kinds has {len(self.layer_kinds)} symbols, not num_layers "
+                f"{self.num_layers}; give one for each layer"
+            )
+        known = ATTENTION_SYMBOLS + MLP_SYMBOL + EXPERTS_SYMBOL + opaque
+        if strange := sorted(set(kinds) - set(known)):
+            raise ConfigError(
+                f"layer pattern {_shown(kinds)} has {' '.join(strange)}, which is not described; "
+                f"known are {' '.join(known)}"
+            )
+        if EXPERTS_SYMBOL in kinds and self.experts is None:
+            raise ConfigError("layer pattern has E, but the model no experts; give --num-experts")
+        if self.experts is not None and self.experts.layer_pattern:
+            raise ConfigError(
+                "--moe-layer-freq and a layer pattern are both given; leave the first out, since E "
+                "in the pattern places experts"
+            )
 
     @property
     def bare(self) -> ModelShape:
@@ -244,10 +311,19 @@ class ModelShape:
             experts = Experts(**sizes)
         return replace(self, seq_length=1, vocab_size=1, max_position_embeddings=0, experts=experts)
 
+    @property
+    def has_dense_mlp(self) -> bool:
+        """True if any layer has a dense MLP."""
+        if self.layer_kinds:
+            return MLP_SYMBOL in self.layer_kinds
+        return not all(map(self.has_experts, range(self.num_layers)))
+
     def has_experts(self, layer: int) -> bool:
         """Return True if the layer (counted from 0) has experts in place of a dense MLP."""
         if self.experts is None:
             return False
+        if self.layer_kinds:
+            return self.layer_kinds[layer] == EXPERTS_SYMBOL
         return not self.experts.layer_pattern or self.experts.layer_pattern[layer]
 
 

@@ -65,6 +65,12 @@ class OperatorKind(QuickEnum):
     # (tokens, hidden): a norm inside the product after it (Transformer Engine); measured times of
     # that product include it, so that it is never timed separately
     FUSED_NORM = "fused_norm"
+    # (tokens, parameters on the rank that tp splits): mixers of opaque layers, which only runs that
+    # have them measure
+    MAMBA = "mamba"
+    DELTA_NET = "delta_net"
+    SPARSE_ATTENTION = "sparse_attention"
+    LINEAR_ATTENTION = "linear_attention"
     LAYER = "layer"  # (micro_batch, heads, seq, hidden, tp): a whole transformer layer
 
     @property
@@ -76,6 +82,11 @@ class OperatorKind(QuickEnum):
     def is_product(self) -> bool:
         """True if the work is products with weights, of one matrix or several."""
         return self.is_linear or self is OperatorKind.GROUPED_LINEAR
+
+    @property
+    def is_opaque(self) -> bool:
+        """True for the mixer of an opaque layer."""
+        return self in OPAQUE_OPERATORS.values()
 
     @property
     def is_quantized(self) -> bool:
@@ -96,6 +107,13 @@ _LINEARS = frozenset(
 )
 
 
+OPAQUE_OPERATORS: Mapping[str, OperatorKind] = {
+    "M": OperatorKind.MAMBA,
+    "G": OperatorKind.DELTA_NET,
+    "D": OperatorKind.SPARSE_ATTENTION,
+    "L": OperatorKind.LINEAR_ATTENTION,
+}
+"""Operator of an opaque layer's mixer, by symbol in ``ModelShape.layer_kinds``."""
 MODULES_BY_ATTRIBUTE: Mapping[str, OperatorKind] = {
     "input_layernorm": OperatorKind.NORM,
     "pre_mlp_layernorm": OperatorKind.NORM,

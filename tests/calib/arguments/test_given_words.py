@@ -58,6 +58,8 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--distribute-saved-activations": SWITCH,
     "--enable-cuda-graph": SWITCH,
     "--encoder-num-layers": ("16",),
+    "--hybrid-layer-pattern": ("*-*-*-*-", "*-*-|*--*"),
+    "--hybrid-override-pattern": ("*-*-*-*-",),
     "--encoder-seq-length": ("128",),
     "--eval-interval": ("100", "1000"),
     "--eval-iters": ("0", "10", "100"),

@@ -54,6 +54,7 @@ def models(draw: st.DrawFn) -> ModelShape:
     pattern = draw(
         st.just(()) | st.tuples(*[st.booleans()] * num_layers).filter(lambda p: not all(p))
     )
+    is_hybrid = draw(st.booleans())
     capacity = draw(st.sampled_from([0.0, 1.25]))
     experts = draw(
         st.none()
@@ -63,7 +64,7 @@ def models(draw: st.DrawFn) -> ModelShape:
             top_k=st.integers(1, 4),
             ffn_hidden_size=st.sampled_from([64, 128]),
             shared_ffn_hidden_size=st.sampled_from([0, 64]),
-            layer_pattern=st.just(pattern),
+            layer_pattern=st.just(() if is_hybrid else pattern),
             dispatcher=st.sampled_from(Dispatcher),
             capacity_factor=st.just(capacity),
             is_padded_to_capacity=st.booleans() if capacity else st.just(False),
@@ -80,6 +81,7 @@ def models(draw: st.DrawFn) -> ModelShape:
             stash_factor=st.sampled_from([0.0, 1.1]) if capacity_factor_of_rank else st.just(0.0),
         )
     )
+    kinds = ("+-" if latent else "*-") + ("E" if experts else "")
     return ModelShape(
         num_layers=num_layers,
         hidden_size=256,
@@ -99,8 +101,16 @@ def models(draw: st.DrawFn) -> ModelShape:
         max_position_embeddings=128,
         experts=experts,
         latent_attention=latent,
-        num_prediction_layers=draw(st.integers(0, 2)),
+        num_prediction_layers=(num_predicted := draw(st.integers(0, 2))),
+        **(_hybrid(draw, num_layers, kinds, num_predicted) if is_hybrid else {}),
     )
+
+
+def _hybrid(draw: st.DrawFn, num_layers: int, kinds: str, num_predicted: int) -> dict[str, str]:
+    return {
+        "layer_kinds": draw(st.text(kinds, min_size=num_layers, max_size=num_layers)),
+        "prediction_kinds": draw(st.text(kinds, min_size=1, max_size=2)) if num_predicted else "",
+    }
 
 
 WIDE = st.sampled_from([(0, 0), (1, 1), (0, 2)])

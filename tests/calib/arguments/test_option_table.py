@@ -32,7 +32,7 @@ def test_a_name_is_in_one_list_alone() -> None:
         ("--data-path", "no effect"),
         ("--deterministic-mode", "beside the step"),
         ("--megatron-fsdp-version", "not modelled"),
-        ("--hybrid-layer-pattern", "not modelled"),
+        ("--hybrid-layer-pattern", "modelled"),
         ("--enable-mhc-connections", "not modelled"),
         ("--no-pad-vocab-size", "not modelled"),
         ("--of-no-parser", "unknown"),

@@ -46,7 +46,7 @@ SBH = S * B * H
 
 
 def layer(config: RunConfig) -> LayerActivations:
-    return layer_activations(config, has_experts=False)
+    return layer_activations(config, BlockKind.LAYER)
 
 
 def num_in_flight(config: RunConfig, stage: int) -> int:
@@ -100,7 +100,7 @@ def test_selective_recompute_drops_the_scores(layout: Layout) -> None:
     assert layer(selective).saved_nbytes == pytest.approx(34 * SBH + statistics(selective))
     scores = 5 * A * S * S * B
     attention, mlp = attention_working_nbytes(plain), mlp_working_nbytes(plain, has_experts=False)
-    freed = sum(t.nbytes for t in layer_tensors(plain, has_experts=False) if t.part == "mlp")
+    freed = sum(t.nbytes for t in layer_tensors(plain, BlockKind.LAYER) if t.part == "mlp")
     assert layer(selective).working_nbytes == max(mlp, attention - freed + scores)
 
 
@@ -266,8 +266,8 @@ def test_padding_to_capacity_rounds_up_each_expert(layout: Layout) -> None:
 def test_eight_bit_products_keep_one_byte_and_two_copies_of_weights(layout: Layout) -> None:
     plain = layout(pp=2, precision=Precision.BF16, device="H100", model={"has_bias": False})
     eight = replace(plain, fp8=Fp8Recipe.TENSORWISE)
-    by_name = {t.name: t.nbytes for t in layer_tensors(plain, has_experts=False)}
-    by_name8 = {t.name: t.nbytes for t in layer_tensors(eight, has_experts=False)}
+    by_name = {t.name: t.nbytes for t in layer_tensors(plain, BlockKind.LAYER)}
+    by_name8 = {t.name: t.nbytes for t in layer_tensors(eight, BlockKind.LAYER)}
     for name in ("input norm output", "mlp norm output", "activation output"):
         assert by_name8[name] == by_name[name] / 2
     assert by_name8["query, key, value"] == by_name["query, key, value"]

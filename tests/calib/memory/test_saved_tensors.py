@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.layers.blocks import BlockKind
 from forerun.calib.memory.activations import layer_activations
 from forerun.calib.workload.config import (
     Attention,
@@ -139,7 +140,7 @@ def test_a_dense_layer_keeps_what_is_counted(
     layout: Layout, saved_nbytes: dict[RunConfig, int]
 ) -> None:
     for name, config in zip(DENSE_CASES, dense_configs(layout), strict=True):
-        layer = layer_activations(config, has_experts=False)
+        layer = layer_activations(config, BlockKind.LAYER)
         is_full = config.recompute is Recompute.FULL
         counted = layer.input_nbytes if is_full else layer.saved_nbytes
         # Norm statistics are of two bytes in bf16 here; a checkpoint keeps an element of its own.
@@ -155,7 +156,7 @@ def test_latent_attention_keeps_what_is_counted(
         assert latent is not None
         # Cosines and sines of the unfused rotation, three of each, which TE's kernel makes anew.
         rotation = 6 * 4 * size * latent.qk_pos_emb_head_dim
-        counted = layer_activations(config, has_experts=False).saved_nbytes
+        counted = layer_activations(config, BlockKind.LAYER).saved_nbytes
         # Over tp the rotated part of the keys is kept gathered: 1.4 % of so small a layer.
         assert saved_nbytes[config] == pytest.approx(counted + rotation, rel=2e-2), name
 
@@ -165,6 +166,6 @@ def test_an_expert_layer_keeps_what_is_counted(
     layout: Layout, saved_nbytes: dict[RunConfig, int]
 ) -> None:
     for config in expert_configs(layout):
-        counted = layer_activations(config, has_experts=True).saved_nbytes
+        counted = layer_activations(config, BlockKind.EXPERT_LAYER).saved_nbytes
         # The maps of the router are those of Transformer Engine: up to 1 % of so small a layer.
         assert saved_nbytes[config] == pytest.approx(counted, rel=1e-2)

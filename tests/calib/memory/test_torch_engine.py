@@ -51,7 +51,7 @@ def test_a_checkpoint_by_operator_keeps_every_second_product(layout: Layout) -> 
     saved = HIDDEN + HIDDEN + FFN + HIDDEN + HIDDEN
     lse = 4 * TOKENS * HEADS
     assert operators_nbytes(config) == 2 * TOKENS * saved + lse
-    result = layer_activations(config, has_experts=False)
+    result = layer_activations(config, BlockKind.LAYER)
     assert result.saved_nbytes == 2 * TOKENS * (HIDDEN + saved) + lse
     compiled = operators_nbytes(replace(config, is_compiled=True))
     assert operators_nbytes(config) - compiled == 2 * TOKENS * HIDDEN

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from forerun.calib.layers.blocks import BlockKind
 from forerun.calib.memory.activations import OFFLOADED_MODULES, layer_activations, layer_tensors
 from forerun.calib.memory.peak import memory
 from forerun.calib.timeline.compiled import compile_layouts
@@ -60,10 +61,10 @@ def test_offloaded_inputs_leave_the_device(layout: Layout) -> None:
     bare = layout(device=GPU, precision=Precision.BF16)
     config = replace(bare, offload_modules=("core_attn", "attn_proj"))
     all_nbytes, remaining_nbytes = (
-        layer_activations(c, has_experts=False).saved_nbytes for c in (bare, config)
+        layer_activations(c, BlockKind.LAYER).saved_nbytes for c in (bare, config)
     )
     names = ("query, key, value", "attention output")
-    away = sum(s.nbytes for s in layer_tensors(bare, has_experts=False) if s.name in names)
+    away = sum(s.nbytes for s in layer_tensors(bare, BlockKind.LAYER) if s.name in names)
     assert 0 < away == pytest.approx(all_nbytes - remaining_nbytes)
     copies = [
         item
@@ -92,7 +93,7 @@ def test_what_runs_again_is_not_copied(layout: Layout) -> None:
 
 def test_every_module_names_a_tensor(layout: Layout) -> None:
     config = layout(device=GPU, model={"experts": EXPERTS})
-    modules = {saved.offload for saved in layer_tensors(config, has_experts=True)}
+    modules = {saved.offload for saved in layer_tensors(config, BlockKind.EXPERT_LAYER)}
     assert modules - {""} == OFFLOADED_MODULES - {"fused_group_mlp"}
 
 
@@ -103,7 +104,7 @@ def test_pages_hold_less_than_buffers(layout: Layout) -> None:
     saved_nbytes = []
     for experts in (EXPERTS, roomy, paged):
         config = layout(device=GPU, model={"experts": experts}, precision=Precision.BF16)
-        tensors = layer_tensors(config, has_experts=True)
+        tensors = layer_tensors(config, BlockKind.EXPERT_LAYER)
         saved_nbytes.append(sum(s.nbytes for s in tensors if s.name.startswith("expert")))
     assert saved_nbytes[1] == pytest.approx(1.5 * saved_nbytes[0])
     assert saved_nbytes[2] == pytest.approx(1.1 * saved_nbytes[0])
