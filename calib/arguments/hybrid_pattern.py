@@ -20,6 +20,7 @@ from ..workload import (
     LatentAttention,
     OpaqueLayer,
     RunConfig,
+    option_of,
 )
 from .megatron_options import Values
 
@@ -162,6 +163,15 @@ def write_pattern(config: RunConfig) -> str:
     chunks = (config.layers_of(chunk) for chunk in range(config.parallelism.num_chunks))
     main = "|".join(model.layer_kinds[layers.start : layers.stop] for layers in chunks)
     return main + f"/{model.prediction_kinds}" * model.num_prediction_layers
+
+
+def pattern_values(config: RunConfig) -> Values:
+    """Return the argument of a hybrid layout: before core_v0.17.0 of another name, and without
+    ``|``, since stages are even there."""
+    pattern = write_pattern(config)
+    if option_of(PATTERN[0]) in config.absent:
+        return {PATTERN[1]: pattern.replace("|", "")}
+    return {PATTERN[0]: pattern}
 
 
 def opaque_layers(given: Arguments, pattern: HybridPattern) -> tuple[OpaqueLayer, ...]:

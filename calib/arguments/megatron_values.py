@@ -28,7 +28,7 @@ from ..workload import (
     Sharding,
     write_layout,
 )
-from .hybrid_pattern import PATTERN, write_pattern
+from .hybrid_pattern import pattern_values
 from .megatron_options import (
     EXPERT_SWITCHES,
     GROUPS,
@@ -335,7 +335,7 @@ def _context_values(par: Parallelism) -> Values:
 def _chunk_values(config: RunConfig) -> Values:
     par, model = config.parallelism, config.model
     if model.layer_kinds:
-        return {PATTERN[0]: write_pattern(config)}
+        return pattern_values(config)
     if par.chunk_layers:
         layout = write_layout(par.chunk_layers, model.num_prediction_layers)
         return {"pipeline_model_parallel_layout": layout}

@@ -14,6 +14,7 @@ from ..workload import Batch, Engine, Parallelism, RunConfig, at_least_one
 from .space import (
     MOST_CONTEXT,
     MOST_VIRTUAL,
+    has_segments,
     num_nodes,
     recomputes,
     shardings,
@@ -298,7 +299,8 @@ class _Builder:
         virtual = (
             [v for v in divisors(each) if 1 < v <= MOST_VIRTUAL] if pp > 1 and not rest else ()
         )
-        if pp == 2 and not config.parallelism.overlaps_p2p:
+        is_fixed = bool(config.model.layer_kinds) and not has_segments(config)
+        if is_fixed or (pp == 2 and not config.parallelism.overlaps_p2p):
             virtual = ()
         for micro in self._allowed("mbs", divisors(samples)):
             number = samples // micro

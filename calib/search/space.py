@@ -204,9 +204,16 @@ def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
         layer_splits.setdefault(par.chunk_layers)
     if takes_options(config):
         layer_splits |= dict.fromkeys(_fewer_at_ends(num_layers, pp))
-    if "--pipeline-model-parallel-layout" in config.absent:
+    if not has_segments(config):
         return [one for one in layer_splits if one in ((), par.chunk_layers)]
     return list(layer_splits)
+
+
+def has_segments(config: RunConfig) -> bool:
+    """Return True if the program of a run takes any split of layers into chunks."""
+    is_hybrid = bool(config.model.layer_kinds)
+    option = "--hybrid-layer-pattern" if is_hybrid else "--pipeline-model-parallel-layout"
+    return option not in config.absent
 
 
 def _fewer_at_ends(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:

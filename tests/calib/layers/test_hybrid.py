@@ -24,6 +24,8 @@ from forerun.calib.layers.model_size import model_flop_per_token
 from forerun.calib.layers.stage_work import collective_uses, stage_parameters
 from forerun.calib.memory.layout_table import peaks_nbytes
 from forerun.calib.memory.peak import memory, stage_memories
+from forerun.calib.search.best_first import best_layouts
+from forerun.calib.search.space import splits
 from forerun.calib.steps.base_times import prior_times, table_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.config import RunConfig
@@ -239,3 +241,25 @@ def test_mixers_have_the_parameters_of_transformers() -> None:
     for module, layer in zip(modules, ours, strict=True):
         numel = sum(p.numel() for p in module.parameters())
         assert layer.split_numel + layer.whole_numel == numel
+
+
+def test_a_program_without_segments_keeps_its_option_and_even_stages() -> None:
+    """Before core_v0.17.0 the pattern has another option, and no ``|``."""
+    one = hybrid("*-*-*-*-", *PP2)
+    old = replace(one, absent=("--hybrid-layer-pattern",))
+    command = [*LINE, "--hybrid-override-pattern=*-*-*-*-", *PP2]
+    assert splits(old, 4) == [()]
+    assert len(splits(hybrid("*-*-" * 6, *PP2), 4)) > 1
+    moved = apply_options(old, ["--pp", "4"])
+    printed = rewrite_command(command, replace(moved, absent=old.absent), running=old)
+    assert printed.count("--hybrid-override-pattern=*-*-*-*-") == 1
+    assert not any("--hybrid-layer-pattern" in word for word in printed)
+
+
+def test_a_search_finds_the_layouts_of_the_gpt() -> None:
+    gpt, one = run("--num-layers", "8", *EXPERTS), hybrid("*E" * 8, *EXPERTS)
+    results = [best_layouts(config, PRIORS, 16) for config in (gpt, one)]
+    first, second = ([ranked.config.parallelism for ranked in result.best] for result in results)
+    assert [(p.tp, p.pp, p.ep, p.dp) for p in first[:3]] == [
+        (p.tp, p.pp, p.ep, p.dp) for p in second[:3]
+    ]
