@@ -213,6 +213,18 @@ def test_stages_with_opaque_layers_have_their_parameters() -> None:
     assert len(stage_memories(one)) == 2
 
 
+def test_flop_are_those_that_megatron_counts() -> None:
+    """``hybrid_flops`` of ``megatron/training/training.py``, core_v0.19.0, of one token."""
+    hidden, inner, state, groups, heads = 4096, 8192, 64, 4, 128
+    mamba = 2 * hidden * (2 * inner + 2 * groups * state + heads)
+    mamba += 7 * inner * state + 2 * inner * hidden
+    attention = 4 * hidden * (hidden + hidden * 8 / 32) + 2 * 4096 * hidden
+    mlp = 4 * (14336 / hidden) * 1.5 * hidden**2
+    logits = 2 * hidden * 32000
+    expected = 3 * (2 * mamba + attention + mlp + logits)
+    assert model_flop_per_token(hybrid("MM*-", *MAMBA).model) == pytest.approx(expected, rel=1e-6)
+
+
 def test_mixers_have_the_parameters_of_transformers() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
