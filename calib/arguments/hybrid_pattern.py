@@ -16,6 +16,7 @@ from ..workload import (
     ATTENTION_SYMBOLS,
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
+    MOST,
     Arguments,
     LatentAttention,
     OpaqueLayer,
@@ -38,8 +39,8 @@ _REFUSED_WITH_SEGMENTS = (
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
 )
-_RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
-_MOST_LAYERS = 10_000
+RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
+"""Arguments before patterns, which leave the order of layers to Megatron."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +63,10 @@ def parse_pattern(text: str) -> HybridPattern:
     HybridPattern(layer_kinds='*-M-*E', segments=(4, 2), prediction_kinds='*E', \
 num_prediction_layers=2)
     """
-    if len(text) > _MOST_LAYERS:
+    if len(text) > MOST["num_layers"]:
         raise ConfigError(
-            f"--hybrid-layer-pattern has {len(text)} symbols, above {_MOST_LAYERS}; shorten it"
+            f"--hybrid-layer-pattern has {len(text)} symbols, above {MOST['num_layers']:,}; "
+            f"shorten it"
         )
     main, *predictions = text.split("/")
     if len(set(predictions)) > 1:
@@ -101,7 +103,7 @@ def pattern_of(given: Arguments) -> HybridPattern | None:
     """
     text = given.text(*PATTERN)
     if not text:
-        if any(given.real(name) for name in _RATIOS) or given.is_on("is_hybrid_model"):
+        if any(given.real(name) for name in RATIOS) or given.is_on("is_hybrid_model"):
             raise ConfigError(
                 "--hybrid-attention-ratio and --hybrid-mlp-ratio leave the order of the layers "
                 "open; give --hybrid-layer-pattern, which Megatron prints in its log"

@@ -8,7 +8,8 @@ from pathlib import PurePath
 from types import SimpleNamespace
 
 from ..errors import ConfigError
-from ..workload import Arguments, RunConfig
+from ..workload import MOST, Arguments, RunConfig
+from .hybrid_pattern import PATTERN, RATIOS
 from .launchers import (
     MODULES,
     attention_values,
@@ -24,6 +25,11 @@ from .megatron_values import as_given
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
 """Defaults that only Megatron's parser sets."""
+_HYBRID = ("pretrain_hybrid.py", "pretrain_mamba.py")
+_OTHER_MODELS = frozenset(
+    f"pretrain_{name}.py" for name in ("bert", "ict", "mimo", "retro", "t5", "vision", "vlm")
+)
+"""Megatron's programs that train no decoder of one stack: their lines are read as one."""
 _PATHS = ("merge_file", "tokenizer_model")
 
 
@@ -57,8 +63,29 @@ def config_from_command(
         )
     table, variables = read_words(words), variables_of(launcher)
     table.unknown += unknown_variables(variables)
+    program = PurePath(argv[len(argv) - len(words) - 1]).name if len(words) < len(argv) else ""
+    _add_pattern(table, program)
     per_node = launcher_ranks.per_node or ranks_per_node
-    return _described(table, known or usual_ranks, per_node, variables)
+    described = _described(table, known or usual_ranks, per_node, variables)
+    if program not in _OTHER_MODELS:
+        return described
+    config = described.config
+    return replace(described, config=replace(config, unmodelled=(*config.unmodelled, program)))
+
+
+def _add_pattern(table: ArgumentTable, program: str) -> None:
+    """Add the pattern that a program of hybrid models has without one: Mamba alone, before
+    core_v0.17.0; raise ``ConfigError`` if it has none."""
+    if program not in _HYBRID or any(table.values.get(name) for name in PATTERN):
+        return
+    layers = Arguments(table.values).number("num_layers")
+    if program != "pretrain_mamba.py" or not layers:
+        raise ConfigError(
+            f"{program} has no --hybrid-layer-pattern; give it, such as '*-*-' for two layers of "
+            f"a GPT"
+        )
+    if not any(table.values.get(name) for name in RATIOS):
+        table.values[PATTERN[1]] = "M" * min(layers, MOST["num_layers"])
 
 
 def config_from_mapping(

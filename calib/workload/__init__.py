@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         ATTENTION_SYMBOLS,
         EXPERTS_SYMBOL,
         MLP_SYMBOL,
+        MOST,
         OPAQUE_SYMBOLS,
         Dispatcher,
         Experts,

@@ -137,6 +137,9 @@ def _plain(name: str) -> str:
 
 
 def _options(names: Sequence[str]) -> str:
-    words = [name if is_of_library(name) else option_of(_plain(name)) for name in names]
+    is_option = [not (is_of_library(name) or name.endswith(".py")) for name in names]
+    words = [
+        option_of(_plain(name)) if one else name for name, one in zip(names, is_option, strict=True)
+    ]
     phrases = [f"{word} ({why})" if (why := reason(word)) else word for word in words]
     return f"{', '.join(phrases)} {'is' if len(phrases) == 1 else 'are'}"

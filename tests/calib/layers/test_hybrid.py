@@ -48,7 +48,8 @@ PRIORS = fit_steps(prior_times(GPU, is_attention_fused=True))
 
 
 def run(*words: str) -> RunConfig:
-    description = config_from_command([*LINE, *words])
+    program = ["pretrain_gpt.py"] if "--num-layers" in words else ["pretrain_hybrid.py"]
+    description = config_from_command([*LINE[:3], *program, *LINE[4:], *words])
     assert not description.unknown
     assert not description.config.unmodelled
     return replace(description.config, device=GPU)
@@ -130,7 +131,7 @@ PP2 = ("--pipeline-model-parallel-size", "2")
         ("*-X", (), "'X'"),
         ("*-/*/-", (), "differ"),
         ("*D", (), "latent"),
-        ("", (), "num_layers"),
+        ("", (), "--hybrid-layer-pattern"),
         ("*-*-|*-|*-", PP2, "3 segments"),
         ("*-*-", (*PP2, "--num-layers-per-virtual-pipeline-stage", "1"), "virtual"),
         ("*-*-", (*PP2, "--pipeline-model-parallel-layout", "Et|tL"), "layout"),
@@ -152,6 +153,18 @@ def test_uneven_stages_without_segments() -> None:
 def test_the_number_of_layers_is_that_of_the_pattern() -> None:
     assert hybrid("*-" * 3, "--num-layers", "24").model.num_layers == 6
     assert run("--hybrid-override-pattern=*-*-", "--num-layers", "4").model.layer_kinds == "*-*-"
+
+
+def test_a_program_of_hybrid_models_needs_its_pattern() -> None:
+    mamba = [*LINE[:3], "pretrain_mamba.py", *LINE[4:], "--num-layers", "4"]
+    assert config_from_command(mamba).config.model.layer_kinds == "MMMM"
+    with pytest.raises(ConfigError, match="--hybrid-layer-pattern"):
+        config_from_command([*LINE, "--num-layers", "4"])
+
+
+def test_other_models_of_megatron_are_not_taken_for_a_gpt() -> None:
+    line = [*LINE[:3], "pretrain_t5.py", *LINE[4:], "--num-layers", "4"]
+    assert "pretrain_t5.py" in config_from_command(line).config.unmodelled
 
 
 def test_other_stages_keep_the_layers() -> None:
