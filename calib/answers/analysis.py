@@ -106,7 +106,13 @@ def with_new_forecast(answer: Answer, request: Request) -> Answer:
     if modelled is not None and not end.pass_end:
         return replace(answer, forecast=run_forecast(modelled.model_forecast, request))
     total = end.horizon or request.last_step
-    ahead = measured_forecast(answer.run, request, steps_total=total)
+    ahead = measured_forecast(
+        answer.run,
+        request,
+        steps_total=total,
+        eval_interval=answer.loop.eval_interval,
+        save_interval=answer.loop.save_interval,
+    )
     later = replace(answer, end=end, forecast=ahead)
     if modelled is not None:
         return later
@@ -126,13 +132,19 @@ def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
 def _answer_without_layout(
     table: SampleTable, request: Request, end: RunEnd, problems: Sequence[str]
 ) -> Answer:
-    run, anew_s = MeasuredRun.of(table), recalibration_s(table)
-    ahead = measured_forecast(run, request, steps_total=end.horizon or request.last_step)
+    run, anew_s, loop = MeasuredRun.of(table), recalibration_s(table), table.loop()
+    ahead = measured_forecast(
+        run,
+        request,
+        steps_total=end.horizon or request.last_step,
+        eval_interval=loop.eval_interval,
+        save_interval=loop.save_interval,
+    )
     answer = Answer(
         run_id=table.run_id,
         device=str(table.newest("runs")["device"].iloc[0]),
         run=run,
-        loop=table.loop(),
+        loop=loop,
         end=end,
         forecast=ahead,
         measured_step_s=measured_step_s(table),
@@ -140,7 +152,7 @@ def _answer_without_layout(
         hooks=hook_summary(table),
         decision=_decision_of_steps(request, end, ahead, anew_s),
         recalibration_s=anew_s,
-        groups=measured_groups(table, table.loop()),
+        groups=measured_groups(table, loop),
         problems=tuple(problems),
     )
     return replace(answer, transcript=_lines_of_steps(answer, request))

@@ -380,16 +380,24 @@ class MeasuredRun:
         )
 
 
-def measured_forecast(run: MeasuredRun, so_far: RunProgress, *, steps_total: int) -> Forecast:
+def measured_forecast(
+    run: MeasuredRun,
+    so_far: RunProgress,
+    *,
+    steps_total: int,
+    eval_interval: int = 0,
+    save_interval: int = 0,
+) -> Forecast:
     """Return the forecast at this moment to step ``steps_total``.
 
-    Evaluations and saves continue at their frequency so far; none are expected if there were none.
-    Raises ``CalibrationError`` for fewer than two measured steps.
+    Evaluations and saves come at these intervals, where 0 stands for their frequency so far; none
+    are expected if there were none.  Raises ``CalibrationError`` for fewer than two measured steps.
     """
     done = so_far.last_step
     total = max(steps_total, done)
     times = max(so_far.step_times_s, run.recorded_s, key=len)
-    extras = [*_measured_extras(so_far, times, num_remaining_steps=total - done)]
+    intervals = {"evaluations": eval_interval, "saves": save_interval}
+    extras = [*_measured_extras(so_far, times, intervals, num_remaining_steps=total - done)]
     mean_s = float(np.mean(times)) if times else 0.0
     save_every_s = mean_s * done / len(so_far.save_times_s) if so_far.save_times_s else 0.0
     base_forecast = forecast(
@@ -416,12 +424,21 @@ def measured_forecast(run: MeasuredRun, so_far: RunProgress, *, steps_total: int
 
 
 def _measured_extras(
-    so_far: RunProgress, times: Sequence[float], *, num_remaining_steps: int
+    so_far: RunProgress,
+    times: Sequence[float],
+    intervals: Mapping[str, int],
+    *,
+    num_remaining_steps: int,
 ) -> Iterator[Extra]:
     """Yield work between remaining steps, each kind as often as so far."""
     seen = {"evaluations": so_far.eval_times_s, "saves": so_far.save_times_s}
     for name, each_s in seen.items():
-        count = round(len(each_s) * num_remaining_steps / max(1, so_far.last_step))
+        done, interval = so_far.last_step, intervals[name]
+        count = round(len(each_s) * num_remaining_steps / max(1, done))
+        if interval and each_s:
+            # One is due after the last step if its time has come.
+            due = done // interval - (done % interval == 0)
+            count = (done + num_remaining_steps) // interval - due
         if count:
             yield seen_extra(name, count, each_s, 0.0, sigma_log=0.0, provenance="")
     if so_far.irregular_times_s and len(times) and num_remaining_steps:

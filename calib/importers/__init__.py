@@ -1,6 +1,6 @@
-"""Tables and traces that users have: our own CSV format, Kineto traces, nccl-tests logs.
+"""Files that users have: our own CSV format, Kineto traces, nccl-tests and training logs.
 
-In: frames and text. Out: frames in our own format; a bad row or column is named.
+In: frames and text. Out: frames in our own format, steps; a bad row or column is named.
 """
 
 from typing import TYPE_CHECKING
@@ -33,5 +33,6 @@ if TYPE_CHECKING:
     from .kineto import kineto_tables
     from .kineto_origins import TraceShares
     from .nccl_tests import nccl_tests_collectives
+    from .training_log import LogLine, TrainingLog, read_training_log
 
 __getattr__ = lazy_getattr(__name__)

@@ -51,6 +51,8 @@ class Header:
     dp_rank: int = 0
     cluster: JsonObject = field(default_factory=dict)
     """``Cluster.to_json`` from one rank of each node; older versions ignore it."""
+    is_of_all: bool = False
+    """True if this file has the steps of all ranks, as that of an imported log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +251,9 @@ class LoopRecord:
     tokens: int = 0
     num_replicas: int = 0
     grad_nbytes: int = 0
+    eval_interval: int = 0
+    save_interval: int = 0
+    """Steps between evaluations, and between saves."""
 
 
 Record = (

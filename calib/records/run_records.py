@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..errors import ConfigError, RecordError
 from ..plain_json import JsonObject
-from ..workload import RecordingPlan, RunConfig, recording_plan
+from ..workload import RecordingDetail, RecordingPlan, RunConfig, recording_plan
 from .cluster import Cluster, joined_clusters
 from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRecord, from_dict
@@ -54,6 +54,9 @@ class RunRecords:
     @property
     def recording_plan(self) -> RecordingPlan:
         """Ranks that were to record, by world size and the layout if one is known."""
+        if any(header.is_of_all for header in self.headers.values()):
+            parts = dict.fromkeys(self.headers, RecordingDetail.WATCH)
+            return RecordingPlan(world_size=self.world_size, parts=parts)
         config = next(iter(self.configs.values()), None)
         return recording_plan(self.world_size, config.parallelism if config else None)
 

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 _DESCRIPTION = (
     "kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. steps: step "
     "times of layouts, operators or collectives in Forerun's format, into a directory that answers "
-    "predict and plan. Columns: recipes/published/FORMAT.md."
+    "predict and plan. log: training logs of Megatron-LM and its forks, into a directory that "
+    "status, report and diff read as that of a run. Columns: recipes/published/FORMAT.md."
 )
 _ARGUMENTS = """
 source              format of the files
 files FILE          files to read
---out FILE|DIR      a table; for steps a directory
+--out FILE|DIR      a table; for steps and log a directory
+--device NAME       log: the GPU that trained
 --fabric NAME       name of the cluster
 --ranks-per-node N  kineto: ranks per node (default 8)
 --kernels FILE      kineto: shares of all kernels by phase, operator and transfer, with or without
@@ -45,7 +47,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     declare(
         sub,
         _ARGUMENTS,
-        source={"choices": ("kineto", "nccl-tests", "steps")},
+        source={"choices": ("kineto", "nccl-tests", "steps", "log")},
         files={"nargs": "+"},
         out={"required": True},
         ranks_per_node={"type": int, "default": 8},
@@ -72,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.source == "steps":
         return _import_machine(args)
+    if args.source == "log":
+        return _import_log(args)
     for path in (args.out, args.kernels or args.out):
         check_ending(path)
     if args.ranks_per_node < 1:
@@ -99,6 +103,25 @@ def _import_machine(args: argparse.Namespace) -> int:
         print_notes(*(f"left out of {one.path.name}: {reason}" for reason in skipped))
         rows.append({"file": str(one.path), "rows": one.num_rows, "left_out": skipped})
     _print_written(args, {"written": rows})
+    return ExitCode.ANSWER
+
+
+def _import_log(args: argparse.Namespace) -> int:
+    from ...calib.importers import read_training_log
+    from ..companion import LoggedRun, replay_log
+
+    names = " and ".join(path.name for path in args.files)
+    log = read_training_log([_bytes(path).decode(errors="replace") for path in args.files], names)
+    run = LoggedRun(
+        log=log,
+        run_id=f"log-{args.files[-1].name.split('.')[0]}",
+        end_unix_s=max(path.stat().st_mtime for path in args.files),
+        **({"device": args.device} if args.device else {}),
+    )
+    print_notes(*log.problems, *log.notes)
+    replay_log(run, args.out)
+    written = [{"file": str(args.out), "run_id": run.run_id, "rows": len(log.lines)}]
+    _print_written(args, {"written": written})
     return ExitCode.ANSWER
 
 

@@ -93,7 +93,7 @@ def test_the_surface_is_frozen() -> None:
             *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
             *("--protocol", "--rows", "--seeds"),
         ],
-        "import": ["--fabric", "--help", "--json", "--kernels", "--out", "--ranks-per-node"],
+        "import": ["--device", "--fabric", "--help", "--json", "--kernels", "--out", "--ranks-per-node"],
         "probe": [
             *("--collectives", "--config", "--help", "--json", "--operators", "--out"),
             "--seconds",
@@ -163,7 +163,7 @@ def test_the_public_names_are_listed() -> None:
         ("plan DIR --objctive=cost", "did you mean --objective"),
         ("report DIR --zzz", "see forerun report --help"),
         ("report DIR more", "see forerun report --help"),
-        ("report --device B200 DIR", "predict, plan, explain, doctor do"),
+        ("report --device B200 DIR", "predict, plan, import, explain, doctor do"),
         ("predict DIR --device", "--device: expected one argument; see forerun predict --help"),
         ("predict --tp 8", "required: DIR; see forerun predict --help"),
         ("predict --device B200", "give its command after --, or --config FILE"),

@@ -1,0 +1,246 @@
+"""Steps of a run from the log that Megatron-LM, or one of its forks, prints while it trains.
+
+A line per log interval gives the iteration and the mean time of the iterations since the last one
+(``training_log`` of ``megatron/training/training.py``); evaluations and saves are not part of it.
+A launcher may prefix lines, and several ranks or restarts may have printed the same iteration: the
+last one counts.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import timegm
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from statistics import median
+
+from ..errors import RecordError
+from ..units import format_time
+from ..workload import ArgumentValue
+
+MAX_LINE_LENGTH = 4000
+"""Longer lines are skipped: none of steps is so long, and a search in one could take for ever."""
+_MOST_STEPS, _MOST_S, _MS_PER_S = 10**12, 1e7, 1000.0
+_ITERATION = re.compile(
+    r"\biteration:?\s+(?P<at>\d+)\s*/\s*(?P<total>\d+)\s*\|(?P<rest>.*)", re.IGNORECASE
+)
+_FIELD = re.compile(r"\s*(?P<name>[^:|]+?)\s*:\s*(?P<value>[^|]*?)\s*(?:\||$)")
+_TIME = re.compile(r"elapsed time per (?:global )?(?:iteration|step|batch)\w*\s*\((ms|s)\)", re.I)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):([0-5]\d(?:[.,]\d{1,6})?)")
+_ARGUMENT = re.compile(r"(?:^|[\s:>])([a-z][a-z0-9_]*) \.{2,} ?(\S.*?)\s*$")
+_TIMER = re.compile(
+    r"\b(evaluate|save-checkpoint)\b[ .]*:\s*\(?\s*(?:\d+\.?\d*\s*,\s*)?(\d+\.?\d*)"
+)
+"""The slowest rank's time, of one number or of least and most."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TREND_FRAC = 0.1
+"""Least change that counts, as for a drift of a live run."""
+_PHASES = {"evaluate": "eval", "save-checkpoint": "save-checkpoint"}
+_THROUGHPUT = re.compile(r"throughput|tflops|tflop/s", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line: iterations since the line before."""
+
+    iteration: int
+    """Last of its iterations, from 1."""
+    num_iterations: int
+    time_s: float
+    """Mean time of one of them."""
+    unix_s: float | None = None
+    """When the line was printed, in the log's own time zone read as UTC."""
+    global_batch_size: int = 0
+    samples: int = 0
+    """Samples consumed so far."""
+    num_skipped: int = 0
+    num_nan: int = 0
+    tflops_per_gpu: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLog:
+    """Steps of one run in a log."""
+
+    lines: tuple[LogLine, ...]
+    num_steps: int
+    """Iterations of the whole run."""
+    phases: tuple[tuple[int, str, float], ...] = ()
+    """Evaluations and saves that timers print: iteration before it, name, seconds."""
+    arguments: Mapping[str, ArgumentValue] = field(default_factory=dict)
+    """Arguments that the log begins with, by name in Megatron's namespace."""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines on what a log shows besides its steps: skipped iterations, a batch that changes,
+        the rate that it states, and iterations that get slower or faster."""
+        skipped, nan = (
+            sum(getattr(one, n) for one in self.lines) for n in ("num_skipped", "num_nan")
+        )
+        batches = list(dict.fromkeys(one.global_batch_size for one in self.lines))
+        rates = [one.tflops_per_gpu for one in self.lines[1:] if one.tflops_per_gpu > 0]
+        notes = [
+            f"{skipped:,} iterations were skipped, {nan:,} had no finite loss"
+            * bool(skipped + nan),
+            f"the batch changed from {batches[0]:,} to {batches[-1]:,} samples; steps of other "
+            f"batches than the newest are left out" * (len(batches) > 1),
+            f"the log states {median(rates):.4g} TFLOP/s per GPU" if rates else "",
+            self._trend(),
+        ]
+        return tuple(note for note in notes if note)
+
+    def _trend(self) -> str:
+        """Return a line if the last third of the lines differs from the first by 10 % or more; the
+        very first, which has the warm-up, counts only where there are two."""
+        lines = self.lines[1:] if len(self.lines) > 2 else self.lines
+        if len(lines) < 2:
+            return ""
+        third = -(-len(lines) // 3)
+        early, late = lines[:third], lines[-third:]
+        early_s, late_s = (median(one.time_s for one in part) for part in (early, late))
+        if abs(late_s / early_s - 1.0) < _TREND_FRAC:
+            return ""
+        word = "slower" if late_s > early_s else "faster"
+        return (
+            f"iterations got {word}: {format_time(early_s)} up to {early[-1].iteration:,}, "
+            f"{format_time(late_s)} from {late[0].iteration:,} on ({late_s / early_s - 1.0:+.0%})"
+        )
+
+
+def read_training_log(texts: Sequence[str], name: str) -> TrainingLog:
+    """Return the run of one or several logs: of its launches in order, or of its ranks.
+
+    Iterations that a restart runs again replace those of the launch before it.  Raise
+    ``RecordError`` if no line has an iteration and its time.
+
+    >>> line = "iteration   20/  2000 | elapsed time per iteration (ms): 500.0 | lm loss: 1 |"
+    >>> log = read_training_log([line.replace("20/", "10/"), line], "train.log")
+    >>> log.num_steps, [(one.iteration, one.num_iterations, one.time_s) for one in log.lines]
+    (2000, [(10, 10, 0.5), (20, 10, 0.5)])
+    """
+    reader = _Reader()
+    for text in texts:
+        for line in text.splitlines():
+            if len(line) <= MAX_LINE_LENGTH:
+                reader.take(_COLOUR.sub("", line))
+    if not reader.lines:
+        raise RecordError(
+            f"{name} has no line 'iteration N/ TOTAL | ... elapsed time per iteration (ms): T |'; "
+            "give the standard output of training"
+        )
+    return reader.log()
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Steps of the lines so far."""
+
+    lines: dict[int, LogLine] = field(default_factory=dict)
+    phases: dict[tuple[int, str], float] = field(default_factory=dict)
+    arguments: dict[str, ArgumentValue] = field(default_factory=dict)
+    num_steps: int = 0
+    num_damaged: int = 0
+    last: int = 0
+    """Iteration of the newest line."""
+
+    def take(self, text: str) -> None:
+        """Read one line."""
+        if match := _ITERATION.search(text):
+            line = _line(match, text)
+            if line is None:
+                self.num_damaged += bool(_TIME.search(text))
+            else:
+                self._add(line, int(match["total"]))
+        elif timer := _TIMER.search(text):
+            self.phases[self.last, _PHASES[timer[1]]] = float(timer[2]) / _MS_PER_S
+        elif argument := _ARGUMENT.search(text):
+            self.arguments.setdefault(argument[1], _value(argument[2]))
+
+    def _add(self, line: LogLine, total: int) -> None:
+        same = self.lines.get(line.iteration)
+        if same is not None and same.time_s == line.time_s:
+            return  # another rank's copy
+        if line.iteration <= self.last:
+            # A restart from a checkpoint.
+            self.lines = {at: one for at, one in self.lines.items() if at < line.iteration}
+            self.phases = {at: s for at, s in self.phases.items() if at[0] < line.iteration}
+        self.lines[line.iteration] = line
+        self.last, self.num_steps = line.iteration, total
+
+    def log(self) -> TrainingLog:
+        """Return the whole run."""
+        ordered = [self.lines[at] for at in sorted(self.lines)]
+        apart = [b.iteration - a.iteration for a, b in pairwise(ordered)]
+        stated = str(self.arguments.get("log_interval"))
+        usual = int(stated) if stated.isdecimal() else _usual(apart)
+        starts = [max(0, ordered[0].iteration - usual), *(line.iteration for line in ordered)]
+        problems = f"{self.num_damaged} lines of iterations cannot be read, and are left out"
+        return TrainingLog(
+            lines=tuple(
+                replace(line, num_iterations=max(1, min(usual, line.iteration - start)))
+                for line, start in zip(ordered, starts, strict=False)
+            ),
+            num_steps=self.num_steps,
+            phases=tuple((at, name, time_s) for (at, name), time_s in self.phases.items()),
+            arguments=self.arguments,
+            problems=(problems,) if self.num_damaged else (),
+        )
+
+
+def _usual(apart: Sequence[int]) -> int:
+    """Return the most frequent distance, the larger of several; 1 without any."""
+    return max(apart, key=lambda one: (apart.count(one), one)) if apart else 1
+
+
+def _line(match: re.Match[str], text: str) -> LogLine | None:
+    """Return the line of an iteration; None if it has no time, or one that is no number."""
+    values = {one["name"].lower(): one["value"] for one in _FIELD.finditer(match["rest"])}
+    unit = _TIME.search(match["rest"])
+    iteration = int(match["at"])
+    if unit is None or not 0 < iteration <= _MOST_STEPS:
+        return None
+    # A fork prints the newest value, then the mean of all: 1234.5/1300.2.
+    time_s = _number(values.get(unit[0].lower(), "")) / (_MS_PER_S if unit[1] == "ms" else 1.0)
+    if not 0.0 < time_s < _MOST_S:
+        return None
+    rates = [value for name, value in values.items() if _THROUGHPUT.search(name)]
+    return LogLine(
+        iteration=iteration,
+        num_iterations=1,
+        time_s=time_s,
+        unix_s=_unix_s(text),
+        global_batch_size=int(_number(values.get("global batch size", ""))),
+        samples=int(_number(values.get("consumed samples", ""))),
+        num_skipped=int(_number(values.get("number of skipped iterations", ""))),
+        num_nan=int(_number(values.get("number of nan iterations", ""))),
+        tflops_per_gpu=_number(rates[0]) if rates else 0.0,
+    )
+
+
+def _value(text: str) -> ArgumentValue:
+    """Return a value as ``print`` writes it: a word, a switch, a list of words, or None."""
+    if text in ("None", "True", "False"):
+        return None if text == "None" else text == "True"
+    if text.startswith("["):
+        return [word.strip(" '\"") for word in text.strip("[]").split(",") if word.strip()]
+    return text
+
+
+def _number(text: str) -> float:
+    """Return the first number of a text; 0 if there is none."""
+    match = _NUMBER.match(text.strip())
+    return float(match[0].replace(",", "")) if match else 0.0
+
+
+def _unix_s(text: str) -> float | None:
+    """Return the time that a line begins with, in its own time zone read as UTC."""
+    moment = _MOMENT.search(text)
+    if moment is None:
+        return None
+    year, month, day, hour, minute = (int(number) for number in moment.groups()[:5])
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour < 24 and minute < 60):
+        return None
+    return timegm((year, month, day, hour, minute, 0)) + float(moment[6].replace(",", "."))
