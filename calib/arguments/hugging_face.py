@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ..errors import ConfigError
 from ..workload import (
     VOCAB_MULTIPLE,
     Arguments,
     Batch,
     Cadence,
-    Dispatcher,
-    Experts,
-    LatentAttention,
     ModelShape,
-    Normalization,
     Parallelism,
-    PositionEmbedding,
     Precision,
     Recompute,
     RunConfig,
     Sharding,
     at_least_one,
 )
+from .hugging_face_shape import shape_of_keys, text_keys
 
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 _FULL = "float32"
@@ -41,23 +36,19 @@ def from_hugging_face(
     """Return the model of a ``config.json``, as Megatron would build it.
 
     ``seq_length`` is the training sequence length (0: the model's maximum); the vocabulary is
-    padded to a multiple of ``vocab_multiple``, Megatron's 128 x tp.  Raise ``ConfigError`` if the
-    ``model_type`` is unknown or a size is missing.
+    padded to a multiple of ``vocab_multiple``, Megatron's 128 x tp.  The language model of a
+    ``text_config`` counts alone.  Raise ``ConfigError`` if a size is missing, or if the keys of an
+    unknown ``model_type`` leave its layers open.
 
     >>> from_hugging_face({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12,
     ...                    "n_positions": 1024, "vocab_size": 50257}).vocab_size
     50304
     """
-    kind = str(config.get("model_type"))
-    if kind not in _KINDS:
-        raise ConfigError(
-            f"model_type {kind!r} of config.json is not known; known are: "
-            f"{', '.join(sorted(_KINDS))}"
-        )
-    given = Arguments(config)
+    keys = text_keys(config)
+    given = Arguments(keys)
     for name in ("num_attention_heads", "n_head"):
         at_least_one(name, given.number(name, default=1))
-    shape = _KINDS[kind](given)
+    shape = shape_of_keys(keys)
     length = seq_length or shape.max_position_embeddings
     vocab = -(-shape.vocab_size // vocab_multiple) * vocab_multiple
     return replace(shape, seq_length=max(length, 1), vocab_size=vocab)
@@ -159,155 +150,3 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
         framework=training.framework,
         unmodelled=unmodelled,
     )
-
-
-def _llama(given: Arguments) -> ModelShape:
-    """Return a model with grouped queries, rotary positions, RMSNorm, a gated MLP and no bias."""
-    hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
-    return ModelShape(
-        num_layers=given.required("num_hidden_layers"),
-        hidden_size=hidden,
-        ffn_hidden_size=given.required("intermediate_size"),
-        num_attention_heads=heads,
-        num_query_groups=given.number("num_key_value_heads", default=heads),
-        kv_channels=given.number("head_dim", default=hidden // heads),
-        seq_length=1,
-        vocab_size=given.required("vocab_size"),
-        is_gated=True,
-        has_bias=given.is_on("mlp_bias"),
-        has_qkv_bias=given.is_on("attention_bias") and not given.is_on("mlp_bias"),
-        is_tied=given.is_on("tie_word_embeddings"),
-        normalization=Normalization.RMS_NORM,
-        position_embedding=PositionEmbedding.ROPE,
-        max_position_embeddings=given.number("max_position_embeddings"),
-    )
-
-
-def _qwen2(given: Arguments) -> ModelShape:
-    return replace(_llama(given), has_qkv_bias=True)
-
-
-def _qwen3(given: Arguments) -> ModelShape:
-    return replace(_llama(given), has_qk_norm=True)
-
-
-def _mixtral(given: Arguments) -> ModelShape:
-    shape = _llama(given)
-    experts = _experts(given, "num_local_experts", shape.ffn_hidden_size)
-    return replace(shape, experts=experts)
-
-
-def _qwen2_moe(given: Arguments) -> ModelShape:
-    shape = _sparse(_qwen2(given), given, "num_experts")
-    shared = given.number("shared_expert_intermediate_size")
-    if shape.experts is None:
-        return shape
-    experts = replace(shape.experts, shared_ffn_hidden_size=shared, has_shared_gate=shared > 0)
-    return replace(shape, experts=experts)
-
-
-def _qwen3_moe(given: Arguments) -> ModelShape:
-    # transformers 5 writes the second name, contrary to the model's documentation.
-    name = "num_experts" if given.number("num_experts") else "num_local_experts"
-    return _sparse(_qwen3(given), given, name)
-
-
-def _sparse(shape: ModelShape, given: Arguments, name: str) -> ModelShape:
-    """Add experts to every ``decoder_sparse_step``-th layer that is not in ``mlp_only_layers``."""
-    if not given.number(name):
-        return shape
-    step, dense = given.number("decoder_sparse_step", default=1), given.words("mlp_only_layers")
-    pattern = tuple(
-        (layer + 1) % step == 0 and str(layer) not in dense for layer in range(shape.num_layers)
-    )
-    experts = _experts(given, name, given.required("moe_intermediate_size"))
-    return replace(shape, experts=replace(experts, layer_pattern=_unless_all(pattern)))
-
-
-def _deepseek(given: Arguments) -> ModelShape:
-    """Return a model with latent attention; layers before ``first_k_dense_replace`` are dense."""
-    shape = _llama(given)
-    width = given.number("moe_intermediate_size", default=shape.ffn_hidden_size)
-    experts = None
-    if given.number("n_routed_experts"):
-        step = given.number("moe_layer_freq", default=1)
-        first = given.number("first_k_dense_replace")
-        pattern = tuple(layer >= first and layer % step == 0 for layer in range(shape.num_layers))
-        experts = replace(
-            _experts(given, "n_routed_experts", width),
-            shared_ffn_hidden_size=width * given.number("n_shared_experts"),
-            layer_pattern=_unless_all(pattern),
-        )
-    return replace(
-        shape,
-        num_query_groups=shape.num_attention_heads,
-        experts=experts,
-        # Megatron calls the norms of the latent vectors query-key norms.
-        has_qk_norm=True,
-        num_prediction_layers=given.number("num_nextn_predict_layers"),
-        latent_attention=LatentAttention(
-            q_lora_rank=given.number("q_lora_rank"),
-            kv_lora_rank=given.required("kv_lora_rank"),
-            qk_head_dim=given.required("qk_nope_head_dim"),
-            qk_pos_emb_head_dim=given.required("qk_rope_head_dim"),
-            v_head_dim=given.required("v_head_dim"),
-        ),
-    )
-
-
-def _gpt2(given: Arguments) -> ModelShape:
-    hidden, heads = given.required("n_embd"), given.required("n_head")
-    return ModelShape(
-        num_layers=given.required("n_layer"),
-        hidden_size=hidden,
-        ffn_hidden_size=given.number("n_inner", default=4 * hidden),
-        num_attention_heads=heads,
-        num_query_groups=heads,
-        kv_channels=hidden // heads,
-        seq_length=1,
-        vocab_size=given.required("vocab_size"),
-        is_tied=given.is_on("tie_word_embeddings", default=True),
-        max_position_embeddings=given.number("n_positions", "n_ctx"),
-    )
-
-
-def _gpt_neox(given: Arguments) -> ModelShape:
-    shape = _llama(given)
-    return replace(
-        shape,
-        is_gated=False,
-        has_bias=True,
-        has_qkv_bias=False,
-        normalization=Normalization.LAYER_NORM,
-        is_residual_parallel=given.is_on("use_parallel_residual", default=True),
-    )
-
-
-def _experts(given: Arguments, name: str, width: int) -> Experts:
-    return Experts(
-        num_experts=given.required(name),
-        top_k=given.number("num_experts_per_tok", default=2),
-        ffn_hidden_size=width,
-        dispatcher=Dispatcher.ALL_TO_ALL,
-        is_grouped=True,
-    )
-
-
-def _unless_all(pattern: tuple[bool, ...]) -> tuple[bool, ...]:
-    return () if all(pattern) else pattern
-
-
-_KINDS: dict[str, Callable[[Arguments], ModelShape]] = {
-    "llama": _llama,
-    "mistral": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "mixtral": _mixtral,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3_moe": _qwen3_moe,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "kimi_k2": _deepseek,
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-}
