@@ -14,17 +14,21 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from ..errors import ConfigError
 from .launchers import is_of_library
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|#")
+_PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|[#@*]")
 _ASSIGNED = re.compile(r"((?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
 _DIRECTIVE = re.compile(r"^#(?:SBATCH|PBS|FLUX:)\s+(--?[\w-]+)[= ]?(\S*)")
+_HERE_DOCUMENT = re.compile(r"<<(?!<)-?[ \t]*([\"']?)([\w.]+)\1")
+SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
+BATCH = ("sbatch", "qsub", "salloc")
 _LOOPS = {"while": False, "until": True}
 """Loops, with the value of the condition that skips them entirely."""
-_OPENS, _CLOSES = ("for", "case", "select"), ("fi", "done", "esac", "}")
+_OPENS, _CLOSES = ("for", "case", "select", "function"), ("fi", "done", "esac", "}")
 _ALONE = ("then", "do", "else", "{")
 """Words after which a command begins without a separator."""
 _SEPARATORS = (";", "|", "&", "\n")
@@ -32,9 +36,12 @@ _SLURM = {
     "--nodes": "SLURM_NNODES", "-N": "SLURM_NNODES", "--ntasks": "SLURM_NTASKS",
     "-n": "SLURM_NTASKS", "--ntasks-per-node": "SLURM_NTASKS_PER_NODE",
     "--gpus-per-node": "SLURM_GPUS_PER_NODE", "--cpus-per-task": "SLURM_CPUS_PER_TASK",
+    "--gres": "SLURM_GPUS_ON_NODE",
 }  # fmt: skip
 """The variables that Slurm sets from a directive (sbatch's manual, output environment)."""
-_ALSO = {"SLURM_NNODES": "SLURM_JOB_NUM_NODES"}
+_ALSO = {"SLURM_NNODES": "SLURM_JOB_NUM_NODES", "SLURM_GPUS_PER_NODE": "SLURM_GPUS_ON_NODE"}
+_TASKS = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
+"""Variables by which an ``srun`` of a job starts as many tasks as the job has."""
 _MOST_CHARACTERS = 1 << 20
 _MATHS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -68,9 +75,27 @@ def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tupl
     if len(text) > _MOST_CHARACTERS:
         raise ConfigError("the script is larger than 1 MiB; give its launch line after --")
     known = {name: (value,) for name, value in (variables or {}).items()}
-    known = {**_of_directives(text), **known}
-    reader = _Reader(text=text, known=known)
-    return list(reader.commands())
+    known = _with_tasks({**_of_directives(text), **known})
+    if "#" in known:
+        known["@"] = known["*"] = _numbered(known)
+    return list(_Reader(text=text, known=known).commands())
+
+
+def inline_script(words: Sequence[str]) -> tuple[tuple[str, ...], str] | None:
+    """Return the words before ``bash -c TEXT`` and the text; None if the words have no such part.
+
+    >>> inline_script(["srun", "bash", "-lc", "python t.py"])
+    (('srun',), 'python t.py')
+    """
+    for place, word in enumerate(words):
+        if word.endswith(".py"):
+            return None
+        if PurePath(word).name in SHELLS:
+            rest = words[place + 1 :]
+            flag = next((n for n, w in enumerate(rest) if re.fullmatch(r"-\w*c", w)), len(rest))
+            is_inline = all(w.startswith("-") for w in rest[:flag]) and flag + 1 < len(rest)
+            return (tuple(words[:place]), rest[flag + 1]) if is_inline else None
+    return None
 
 
 def of_options(words: Sequence[str]) -> dict[str, str]:
@@ -83,9 +108,28 @@ def of_options(words: Sequence[str]) -> dict[str, str]:
     for place, word in enumerate(words):
         option, joined, value = word.partition("=")
         value = value if joined else next(iter(words[place + 1 :]), "")
+        if option == "--gres":
+            value = next((one for one in value.split(",") if one.startswith("gpu:")), "")
         if (name := _SLURM.get(option, "")) and value:
             variables[name] = variables[_ALSO.get(name, name)] = value.rpartition(":")[2]
     return variables
+
+
+def _with_tasks(known: dict[str, Value]) -> dict[str, Value]:
+    """Add the tasks of a job that names only those of a node, as Slurm does."""
+    nodes, per_node = (
+        "".join(known.get(name, one))
+        for name, one in (("SLURM_NNODES", "1"), ("SLURM_NTASKS_PER_NODE", ""))
+    )
+    if nodes.isdecimal() and per_node.isdecimal():
+        known.setdefault("SLURM_NTASKS", (str(int(nodes) * int(per_node)),))
+    return known
+
+
+def _numbered(known: Mapping[str, Value]) -> Value:
+    """Return the script's arguments in order."""
+    count = int("".join(known["#"]))
+    return tuple("".join(known.get(str(n), ())) for n in range(1, count + 1))
 
 
 def _of_directives(text: str) -> dict[str, Value]:
@@ -124,11 +168,16 @@ class _Reader:
     exported: dict[str, str] = field(default_factory=dict)
     is_export: bool = False
     """True if the command's assignments apply to all later commands."""
+    ends: list[str] = field(default_factory=list)
+    """Last lines of the here-documents that begin after this line."""
+    document: str | None = None
+    """The here-document of the last command."""
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         while self.place < len(self.text):
             self._line()
             words, self.words = tuple(self.words), []
+            document, self.document = self.document, None
             front = self._front(words)
             first = words[0] if words else ""
             if first in ("if", "elif"):
@@ -142,9 +191,39 @@ class _Reader:
                 self.branches.append(_Branch.UNSETTLED)
             elif first in _CLOSES:
                 self.branches = self.branches[:-1]
+            elif first == "shift":
+                self._shift(words)
             elif words and first not in _ALONE and self._is_taken(is_read=True):
-                yield (*front, *words)
+                yield from ((*front, *one) for one in self._inner(words, document))
             self._let_next(words)
+
+    def _inner(self, words: tuple[str, ...], document: str | None) -> list[tuple[str, ...]]:
+        """Return the commands of a command's own script, or the command if it has none."""
+        script = ((), " ".join(words[1:])) if words[0] == "eval" else inline_script(words)
+        if script is None and document is not None:
+            program = next((w for w in words if PurePath(w).name in (*SHELLS, *BATCH)), "")
+            if program or document.startswith("#!"):
+                script = words[: words.index(program)] if program else (), document
+        if script is None:
+            return [words]
+        known = {**self.known, **_of_directives(script[1])}
+        try:
+            inner = list(_Reader(text=script[1], known=_with_tasks(known)).commands())
+        except ConfigError:  # a text that is no script of a shell
+            return [words]
+        return [(*script[0], *one) for one in inner]
+
+    def _shift(self, words: Sequence[str]) -> None:
+        """Drop the first arguments of the script, or all if the branch may be skipped."""
+        count = int(words[1]) if words[1:] and words[1].isdecimal() else 1
+        arguments = self.known.get("@", ())[count:]
+        if self._is_passed_over():
+            return
+        for name in [name for name in self.known if name.isdecimal() or name in ("#", "@", "*")]:
+            del self.known[name]
+        if self._is_taken(is_read=False):
+            self.known |= {str(n): (one,) for n, one in enumerate(arguments, 1)}
+            self.known |= {"#": (str(len(arguments)),), "@": arguments, "*": arguments}
 
     def _let_next(self, words: Sequence[str]) -> None:
         """Record if ``&&`` or ``||`` after a command lets the next one run."""
@@ -202,7 +281,10 @@ class _Reader:
         if is_export and self._is_taken(is_read=False):
             self.exported |= library_variables
         self.front, self.is_export = {}, False
-        return [f"{name}={value}" for name, value in (self.exported | library_variables).items()]
+        names = _TASKS if words[:1] == ("srun",) else ()
+        tasks = {name: "".join(self.known[name]) for name in names if name in self.known}
+        variables = self.exported | tasks | library_variables
+        return [f"{name}={value}" for name, value in variables.items()]
 
     def _line(self) -> None:
         """Read words up to the end of one command, and assignments in front of it."""
@@ -212,6 +294,7 @@ class _Reader:
                 pair = self.text[self.place : self.place + 2]
                 sign = pair if pair in ("&&", "||") else char
                 self.place += len(sign)
+                self._take_documents(char)
                 is_going_on = not self.words and self.sign in ("&&", "||") and char == "\n"
                 if self.words or (char == "\n" and not is_going_on):
                     self.sign = sign
@@ -226,11 +309,22 @@ class _Reader:
                 self.place = len(self.text) if end < 0 else end
             elif not self.words and (assigned := _ASSIGNED.match(self.text, self.place)):
                 self._assign(assigned)
+            elif here := _HERE_DOCUMENT.match(self.text, self.place):
+                self.place = here.end()
+                self.ends.append(here[2])
             else:
                 self.words += self._word(" \t\r\n;|&")
                 if self.words[-1:] and self.words[0] in _ALONE and len(self.words) == 1:
                     self.sign = "\n"
                     return
+
+    def _take_documents(self, separator: str) -> None:
+        """Read the here-documents that begin after the end of a line."""
+        while separator == "\n" and self.ends:
+            end = re.compile(rf"^\t*{re.escape(self.ends.pop(0))}$", re.MULTILINE)
+            last = end.search(self.text, self.place)
+            self.document = self.text[self.place : last.start() if last else len(self.text)]
+            self.place = last.end() if last else len(self.text)
 
     def _assign(self, assigned: re.Match[str]) -> None:
         self.place, self.sign = assigned.end(), ""
@@ -315,8 +409,7 @@ class _Reader:
             self.place = _closing(self.text, begin)
             return self.text[begin : self.place], None
         if self.text.startswith("${", begin):
-            end = self.text.find("}", begin)
-            self.place = end + 1 if end >= 0 else len(self.text)
+            self.place = _closing(self.text, begin)
             written = self.text[begin : self.place]
             return written, self._braced(written[2:-1])
         name = _PARAMETER.match(self.text, begin + 1)
@@ -336,7 +429,10 @@ class _Reader:
         if rest[:2] in (":-", ":=") or rest[:1] in ("-", "="):
             usual = rest.lstrip(":")[1:].strip("\"'")
             nested = _Reader(text=usual, known=self.known)._word("") if usual else []
-            return value if value is not None else tuple(nested) or ("",)
+            value = value if value is not None else tuple(nested) or ("",)
+            if rest.lstrip(":")[0] == "=" and self._is_taken(is_read=False):
+                self.known[name[0]] = value
+            return value
         return None
 
     def _sum(self, inner: str) -> Value | None:
@@ -358,13 +454,14 @@ def _closed(branch: _Branch) -> _Branch:
 
 
 def _closing(text: str, begin: int) -> int:
-    """Return the index after the end of a command substitution."""
+    """Return the index after the end of a command substitution, or of an expansion in braces."""
     if text[begin] == "`":
         end = text.find("`", begin + 1)
         return end + 1 if end >= 0 else len(text)
+    opens, closes = text[begin + 1], {"(": ")", "{": "}"}[text[begin + 1]]
     depth = 0
     for place in range(begin + 1, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+        depth += (text[place] == opens) - (text[place] == closes)
         if not depth:
             return place + 1
     return len(text)

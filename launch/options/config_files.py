@@ -16,12 +16,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ...calib.arguments import (
+    BATCH,
+    SHELLS,
     Described,
     commands,
     config_from_command,
     config_from_mapping,
     from_hugging_face,
     in_its_precision,
+    inline_script,
     of_options,
     ranks_of,
     split_launcher,
@@ -43,8 +46,6 @@ _USUAL = re.compile(r"\$\{\w+:(-?)([^}]*)\}")
 _FOLDERS = (".", "models", "models/megatron", "configs/models/megatron")
 _PARENTS, _MOST_BUILT_ON = 6, 5
 _BASES = ("bases", "extends", "includes")
-_SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
-_BATCH = ("sbatch", "qsub", "salloc")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _REDIRECTED = re.compile(r"^\d*(?:>>?|<)(?:&\d*)?")
 _SIZES = ("--num-layers", "--hidden-size")
@@ -286,7 +287,7 @@ def _wrapper(words: Sequence[str]) -> int | None:
     launcher, arguments = split_launcher(words)
     is_script = bool(launcher) or len(arguments) < len(words)
     front = launcher if is_script else words
-    names = (*_SHELLS, *_BATCH)
+    names = (*SHELLS, *BATCH)
     places = (n for n, w in enumerate(front) if PurePath(w).name in names or w.endswith(_SCRIPTS))
     return next(places, None)
 
@@ -294,9 +295,9 @@ def _wrapper(words: Sequence[str]) -> int | None:
 def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
     outer, rest = words[:place], words[place:]
     variables, _ = split_variables(outer)
-    is_batch = PurePath(rest[0]).name in _BATCH
-    if PurePath(rest[0]).name in _SHELLS and (text := _inline_script(rest[1:])) is not None:
-        return (*outer, *_launch(commands(text, variables), f"{rest[0]} -c"))
+    is_batch = PurePath(rest[0]).name in BATCH
+    if (script := inline_script(rest)) is not None:
+        return (*outer, *_launch(commands(script[1], variables), f"{rest[0]} -c"))
     behind = rest if rest[0].endswith(_SCRIPTS) else rest[1:]
     word = next((one for one in behind if os.path.isfile(one)), None)
     if word is None:
@@ -310,20 +311,10 @@ def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
     return (*outer, *_launch(commands(text, variables), str(Path(word))))
 
 
-def _inline_script(words: Sequence[str]) -> str | None:
-    """Return the text after ``-c``, ``-lc`` and the like; None if a file is meant."""
-    for place, word in enumerate(words):
-        if not word.startswith("-"):
-            return None
-        if word.endswith("c") and not word.startswith("--"):
-            return next(iter(words[place + 1 :]), "")
-    return None
-
-
 def _launch(command_lines: Sequence[Sequence[str]], name: str) -> tuple[str, ...]:
     """Return the training command: the last one, preferring those that state the model's sizes."""
     plain = [tuple(_without_redirection(one)) for one in command_lines]
-    trains = [one for one in plain if any(w.endswith(".py") for w in one) or _wraps(one)]
+    trains = [one for one in plain if _trains(one)]
     sized = [one for one in trains if any(word in _SIZES for word in one)]
     if not trains:
         raise ConfigError(
@@ -331,6 +322,14 @@ def _launch(command_lines: Sequence[Sequence[str]], name: str) -> tuple[str, ...
             "give the launch line itself after --"
         )
     return (sized or trains)[-1]
+
+
+def _trains(words: Sequence[str]) -> bool:
+    """Return True for a command that may train: it runs a script, or a module under a launcher."""
+    if split_variables(words)[1][:1] in (("echo",), ("printf",)):
+        return False
+    is_launched = bool(ranks_of(split_launcher(words)[0]).launcher)
+    return is_launched or any(word.endswith(".py") for word in words) or _wraps(words)
 
 
 def _wraps(words: Sequence[str]) -> bool:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.arguments.launchers import ranks_of
+from forerun.calib.arguments.megatron_command import config_from_command, split_launcher
 from forerun.calib.errors import ConfigError
 from forerun.launch.cli import main
 from forerun.launch.options.config_files import inner_launch_line
@@ -78,3 +79,66 @@ def test_what_cannot_be_read_says_how_to_give_the_line(tmp_path: Path) -> None:
 def test_doctor_reads_a_batch_script(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--", "sbatch", str(script)]) == 0
     assert "--overlap-grad-reduce" in capsys.readouterr().out
+
+
+SIZES = "--num-layers 70 --hidden-size 14336 --seq-length 2048"
+# Launches as in public scripts, in their form with sizes of one model, and the ranks they start.
+PUBLIC = {
+    "bigscience train/tr11-176B-ml/tr11-176B-ml.slurm": (
+        "#SBATCH --nodes=24\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
+        'GPUS_PER_NODE=8\nNNODES=$SLURM_NNODES\ncat <<EOT > $config_json\n{ "stage": 0 }\nEOT\n'
+        'export LAUNCHER="python -u -m torch.distributed.run --nproc_per_node $GPUS_PER_NODE '
+        '--nnodes $NNODES "\nexport CMD="`pwd`/pretrain_gpt.py SIZES "\necho $CMD\n'
+        'clear; srun --wait=60 bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID $CMD" 2>&1 | tee log',
+        (192, 8),
+    ),
+    "bigscience experiments/gpt2-meg/meg_gpt2_base_n64.slurm": (
+        "#SBATCH --nodes=64\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:4\n"
+        "NNODES=64\nexport LAUNCHER='python -m torch.distributed.launch --nproc_per_node 4 '\n"
+        'LAUNCHER+="--nnodes $NNODES"\nexport CMD="`pwd`/pretrain_gpt.py SIZES"\n'
+        "srun --jobid $SLURM_JOBID bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'",
+        (256, 4),
+    ),
+    "stas00/ml-engineering orchestration/slurm/launchers/srun-launcher.slurm": (
+        "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gres=gpu:8\n"
+        "LAUNCHER='python -u'\nsrun --jobid $SLURM_JOB_ID bash -c \"$LAUNCHER train.py SIZES\"",
+        (16, 8),
+    ),
+    "coreweave/reference-architecture pull request 15, a script within srun": (
+        "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n"
+        "srun --kill-on-bad-exit=1 \\\n  bash <<'EOF'\nexport WORLD_SIZE=\"${SLURM_NTASKS:?}\"\n"
+        "python pretrain_gpt.py SIZES\nEOF\n",
+        (32, 8),
+    ),
+    "awslabs 3.test_cases/megatron/megatron-lm/slurm/llama3/pretrain-llama3-8b.sbatch": (
+        '#SBATCH --nodes=2\n: "${LAYERS:=70}"\ndeclare -a TORCHRUN_ARGS=(\n'
+        "    --nproc_per_node=8\n    --nnodes=$SLURM_JOB_NUM_NODES\n)\n"
+        'srun -l python -m torch.distributed.run "${TORCHRUN_ARGS[@]}" '
+        "/workspace/Megatron-LM/pretrain_gpt.py --num-layers $LAYERS --hidden-size 14336",
+        (16, 8),
+    ),
+    "pytorch/torchtitan multinode_trainer.slurm": (
+        "#SBATCH --ntasks=4\n#SBATCH --nodes=4\nMODULE=${MODULE:-llama3}\n"
+        "dcgmi profile --pause\nsrun torchrun --nnodes 4 --nproc_per_node 8 "
+        '-m torchtitan.train --module ${MODULE} --num-layers 70 "$@"\ndcgmi profile --resume',
+        (32, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("text, ranks", PUBLIC.values(), ids=PUBLIC)
+def test_public_scripts_start_the_ranks_of_their_directives(
+    tmp_path: Path, text: str, ranks: tuple[int, int]
+) -> None:
+    path = tmp_path / "run.sbatch"
+    path.write_text(text.replace("SIZES", SIZES))
+    launcher, words = split_launcher(inner_launch_line(["sbatch", str(path)]))
+    result = ranks_of(launcher)
+    assert (result.num_ranks, result.per_node) == ranks
+    assert words[words.index("--num-layers") + 1] == "70"
+
+
+def test_arguments_of_a_script_reach_the_training_command(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text('torchrun --nproc-per-node 8 pretrain_gpt.py --bf16 "$@"\n')
+    assert inner_launch_line(["bash", str(path), *SIZES.split()])[-6:] == tuple(SIZES.split())

@@ -22,15 +22,26 @@ PLAIN = {
     "arrays in a text": 'A=(--a 1)\nC="probe ${A[@]} --b"\n$C',
     "arithmetic": "G=8\nM=4\nprobe $((G*M)) $(( $G / $M )) $((G-M))",
     "comments": "# A=1\nA=2 # A=3\nprobe a#b $A # last",
+    "a text for another shell": "export C='probe --a 1' R=3\nbash -c '$C --rank $R'",
+    "a text for another shell, filled in": 'C="probe --a"\nbash -c "$C 1 && probe 2"',
+    "a text to be read a second time": 'C="probe --a \'b c\'"\neval "$C"\neval $C --d',
+    "defaults that are assigned": ': "${S:=4096}" "${B:=$S}"\nprobe $S $B ${X:-${Y:-2}}',
+    "here-documents": 'cat > /dev/null <<END\n{"don\'t": [1]}\nprobe no\nEND\nprobe a\n'
+    "bash <<'END'\nprobe $((1+1))\nEND\nprobe c",
+    "functions that are not called": "function f {\n probe no\n}\ng() {\n probe no\n}\nprobe a",
     "joined words": 'D=/data\nprobe --path=$D/x:${D}/y --q="$D z"',
 }
 
 
-def of_bash(script: str) -> list[tuple[str, ...]]:
+def of_bash(script: str, *arguments: str) -> list[tuple[str, ...]]:
     """The words of each call of ``probe``, as bash expands them."""
-    shown = "probe() { printf '%s\\0' probe \"$@\"; printf '\\n'; }\n"
+    shown = "probe() { printf '%s\\0' probe \"$@\"; printf '\\n'; }\nexport -f probe\n"
     done = subprocess.run(
-        ["bash", "-c", shown + script], capture_output=True, text=True, check=True, env={}
+        ["bash", "-c", shown + script, "run.sh", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={},
     )
     return [tuple(line.split("\0")[:-1]) for line in done.stdout.splitlines()]
 
@@ -43,6 +54,14 @@ def ours(script: str) -> list[tuple[str, ...]]:
 def test_plain_expansions_are_as_bash_makes_them(script: str) -> None:
     expected = of_bash(script)
     assert expected and ours(script) == expected
+
+
+@pytest.mark.parametrize("arguments", [(), ("a",), ("--lr", "1 2", "c")])
+def test_arguments_are_as_bash_passes_them(arguments: tuple[str, ...]) -> None:
+    script = 'probe "$@" --n $# $@\nif [ $# -gt 1 ]; then\n  shift\nfi\nprobe "$@" $# "${2:-x}"'
+    given = {"#": str(len(arguments)), **{str(n): one for n, one in enumerate(arguments, 1)}}
+    results = [one for one in commands(script, given) if one[0] == "probe"]
+    assert results == of_bash(script, *arguments)
 
 
 _TEXT = st.text("abz019/-.= \"'$#", max_size=12)
@@ -66,6 +85,15 @@ def test_directives_of_slurm_are_its_variables() -> None:
     text = "#SBATCH --nodes=8\n#SBATCH --gpus-per-node=4\nprobe $SLURM_NNODES $SLURM_JOB_NUM_NODES"
     assert ours(text) == [("probe", "8", "8")]
     assert commands(text, {"SLURM_NNODES": "2"})[-1] == ("probe", "2", "8")
+
+
+def test_steps_of_a_job_have_its_tasks() -> None:
+    """Slurm's sbatch sets SLURM_NTASKS to nodes times --ntasks-per-node; srun starts as many."""
+    text = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nsrun probe $SLURM_NTASKS"
+    assert commands(text) == [("SLURM_NTASKS=16", "SLURM_NTASKS_PER_NODE=8", "srun", "probe", "16")]
+    assert commands(text, {"SLURM_NNODES": "4"})[0][-1] == "32"
+    text = "#SBATCH --gres=gpu:a100:4\nprobe $SLURM_GPUS_ON_NODE"
+    assert ours(text) == [("probe", "4")]
 
 
 def test_a_branch_that_the_text_settles_is_followed() -> None:
