@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import PurePath
 
 from ..errors import ConfigError
@@ -28,7 +29,10 @@ SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 BATCH = ("sbatch", "qsub", "salloc")
 _LOOPS = {"while": False, "until": True}
 """Loops, with the value of the condition that skips them entirely."""
-_OPENS, _CLOSES = ("for", "case", "select", "function"), ("fi", "done", "esac", "}")
+_PATTERN = re.compile(r"(?:\s|#.*\n)*\(?[ \t]*([^()\s][^()\n]*?)[ \t]*\)")
+"""The words of a ``case`` in front of their commands."""
+_INDEX = re.compile(r"\[([^]@*]+)\]")
+_OPENS, _CLOSES = ("for", "select", "function"), ("fi", "done", "esac", "}")
 _ALONE = ("then", "do", "else", "{")
 """Words after which a command begins without a separator."""
 _SEPARATORS = (";", "|", "&", "\n")
@@ -168,6 +172,8 @@ class _Reader:
     exported: dict[str, str] = field(default_factory=dict)
     is_export: bool = False
     """True if the command's assignments apply to all later commands."""
+    subjects: list[str] = field(default_factory=list)
+    """The word of each ``case`` that is open."""
     ends: list[str] = field(default_factory=list)
     """Last lines of the here-documents that begin after this line."""
     document: str | None = None
@@ -187,15 +193,36 @@ class _Reader:
                 self.branches.append(_Branch.OVER if is_skipped else _Branch.UNSETTLED)
             elif first == "else" and self.branches:
                 self.branches[-1] = _otherwise(self.branches[-1])
+            elif first == "case":
+                self.subjects.append("".join(words[1:-1]))
+                self.branches.append(_Branch.NOT_YET)
+                self._match()
             elif first in _OPENS or first.endswith("()") or words[1:2] == ("()",):
                 self.branches.append(_Branch.UNSETTLED)
             elif first in _CLOSES:
                 self.branches = self.branches[:-1]
+                self.subjects = self.subjects[: -1 if first == "esac" else None]
             elif first == "shift":
                 self._shift(words)
             elif words and first not in _ALONE and self._is_taken(is_read=True):
                 yield from ((*front, *one) for one in self._inner(words, document))
             self._let_next(words)
+            if self.sign == ";;" and self.subjects and self.branches:
+                self.branches[-1] = _closed(self.branches[-1])
+                self._match()
+
+    def _match(self) -> None:
+        """Enter the commands of a ``case`` if the word of the case fits one of theirs."""
+        pattern = _PATTERN.match(self.text, self.place)
+        if pattern is None:
+            return
+        self.place, self.sign = pattern.end(), "\n"
+        if self.branches[-1] is _Branch.NOT_YET:
+            words = [word.strip(" \"'") for word in pattern[1].split("|")]
+            is_open = bool(set(self.subjects[-1] + pattern[1]) & set("$`"))
+            is_same = any(fnmatchcase(self.subjects[-1], word) for word in words)
+            chosen = _Branch.TAKEN if is_same else _Branch.NOT_YET
+            self.branches[-1] = _Branch.UNSETTLED if is_open else chosen
 
     def _inner(self, words: tuple[str, ...], document: str | None) -> list[tuple[str, ...]]:
         """Return the commands of a command's own script, or the command if it has none."""
@@ -292,11 +319,11 @@ class _Reader:
             char = self.text[self.place]
             if char in _SEPARATORS:
                 pair = self.text[self.place : self.place + 2]
-                sign = pair if pair in ("&&", "||") else char
+                sign = pair if pair in ("&&", "||", ";;") else char
                 self.place += len(sign)
                 self._take_documents(char)
                 is_going_on = not self.words and self.sign in ("&&", "||") and char == "\n"
-                if self.words or (char == "\n" and not is_going_on):
+                if self.words or sign == ";;" or (char == "\n" and not is_going_on):
                     self.sign = sign
                     return
                 self._front(())
@@ -314,7 +341,8 @@ class _Reader:
                 self.ends.append(here[2])
             else:
                 self.words += self._word(" \t\r\n;|&")
-                if self.words[-1:] and self.words[0] in _ALONE and len(self.words) == 1:
+                is_case = self.words[:1] == ["case"] and self.words[-1] == "in"
+                if is_case or (len(self.words) == 1 and self.words[0] in _ALONE):
                     self.sign = "\n"
                     return
 
@@ -426,6 +454,9 @@ class _Reader:
         rest, value = inner[name.end() :], self.known.get(name[0])
         if rest in ("", "[@]", "[*]"):
             return value
+        if (index := _INDEX.fullmatch(rest)) and value and not set("".join(value)) & set("$`"):
+            place = "".join(self._sum(index[1]) or ())
+            return value[int(place) : int(place) + 1] if place.isdecimal() else None
         if rest[:2] in (":-", ":=") or rest[:1] in ("-", "="):
             usual = rest.lstrip(":")[1:].strip("\"'")
             nested = _Reader(text=usual, known=self.known)._word("") if usual else []

@@ -29,6 +29,10 @@ PLAIN = {
     "here-documents": 'cat > /dev/null <<END\n{"don\'t": [1]}\nprobe no\nEND\nprobe a\n'
     "bash <<'END'\nprobe $((1+1))\nEND\nprobe c",
     "functions that are not called": "function f {\n probe no\n}\ng() {\n probe no\n}\nprobe a",
+    "a case": "S=8B N=2\ncase $S in\n  800M)\n    L=1 ;;\n  8B|'70B') L=32\n    "
+    "H=4 # wide\n    ;;\n  *) L=0;; esac\n"
+    "case x$N in x1 ) N=7;; (x[2-3]) N=8;; *) N=9 ;; esac; probe $L $H $N",
+    "elements of an array": "A=(1 2 4)\nI=1\nprobe ${A[0]} ${A[$I]} ${A[I+1]}",
     "joined words": 'D=/data\nprobe --path=$D/x:${D}/y --q="$D z"',
 }
 
@@ -77,6 +81,8 @@ def test_quoted_words_come_back_as_they_are(words: list[str]) -> None:
 def test_what_only_a_run_can_tell_stays_as_it_is_written() -> None:
     text = 'if [ $X = 1 ]; then\n  LR=1\nelse\n  LR=2\nfi\nprobe --lr $LR --at $(pwd) "$1" `date`'
     assert ours(text) == [("probe", "--lr", "$LR", "--at", "$(pwd)", "$1", "`date`")]
+    case = "case $X in\n  a) probe no;;\n  *) N=1;;\nesac\nprobe $N"
+    assert ours(case) == [("probe", "$N")]
     loop = "for n in 1 2; do\n  probe $n\ndone\nprobe last"
     assert ours(loop) == [("probe", "last")]
 
