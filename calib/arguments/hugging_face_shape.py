@@ -310,4 +310,3 @@ def _gpt2(given: Arguments) -> ModelShape:
         is_tied=given.is_on("tie_word_embeddings", default=True),
         max_position_embeddings=given.number("n_positions", "n_ctx"),
     )
-

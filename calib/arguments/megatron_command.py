@@ -31,6 +31,7 @@ _OTHER_MODELS = frozenset(
 )
 """Megatron's programs that train no decoder of one stack: their lines are read as one."""
 _PATHS = ("merge_file", "tokenizer_model")
+_SIZES = frozenset({"num_layers", "encoder_num_layers", "hidden_size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,10 @@ def config_from_command(
 ) -> Described:
     """Return the run of a Megatron command line, with or without ``torchrun ... SCRIPT.py``.
 
-    The launcher determines ranks and nodes; if it does not, ``num_ranks`` applies, and without a
-    launcher ``usual_ranks`` (0: the fewest that the layout needs, dp 1).  Variables that the
-    launcher sets are read like options.  Raise ``ConfigError`` if a launcher leaves the number of
-    ranks open, a size is missing or the layout cannot run.
+    The launcher determines ranks and nodes; if it does not, or if the layout cannot run on so many,
+    ``num_ranks`` applies, and without a launcher ``usual_ranks`` (0: the fewest that the layout
+    needs, dp 1).  Variables that the launcher sets are read like options.  Raise ``ConfigError`` if
+    a launcher leaves the number of ranks open, a size is missing or the layout cannot run.
     """
     launcher, words = split_launcher(argv)
     launcher_ranks = ranks_of(launcher)
@@ -66,7 +67,12 @@ def config_from_command(
     program = PurePath(argv[len(argv) - len(words) - 1]).name if len(words) < len(argv) else ""
     _add_pattern(table, program)
     per_node = launcher_ranks.per_node or ranks_per_node
-    described = _described(table, known or usual_ranks, per_node, variables)
+    try:
+        described = _described(table, known or usual_ranks, per_node, variables)
+    except ConfigError:
+        if num_ranks in (0, known):
+            raise
+        described = _described(table, num_ranks, per_node, variables)
     if program not in _OTHER_MODELS:
         return described
     config = described.config
@@ -128,6 +134,12 @@ def _described(
     variables: Mapping[str, str] | None = None,
 ) -> Described:
     variables = variables or {}
+    if not _SIZES & table.values.keys():
+        raise ConfigError(
+            "the run has no layers or sizes of a model among Megatron's arguments; add them "
+            "(--num-layers, --hidden-size, ...), or ask predict with the config.json of its model "
+            "as --config FILE and --gpus N"
+        )
     values = {**_DEFAULTS, **attention_values(variables), **table.values}
     if not values.get("data_parallel_size"):
         values.setdefault("world_size", num_ranks)

@@ -466,15 +466,23 @@ def unmeasured(
 ) -> Unmeasured:
     """Return the run that a file or command describes, on a device given by its short name.
 
-    ``options`` are Megatron's and complete a ``config.json``, not a command; ``num_ranks``: 0 for
-    the command's number.  Raises ``ConfigError`` if the run or its ranks are not described.
+    ``options`` are Megatron's and complete a ``config.json``, or a command that cannot be read
+    without them; ``num_ranks``: 0 for the command's number.  Raises ``ConfigError`` if the run or
+    its ranks are not described.
     """
     from ..options import described_run, inner_launch_line
 
     name = known_device(device).driver_name
     base = _any_run(name, num_ranks)
     base = base if command else apply_options(base, options)
-    described = described_run(config, inner_launch_line(command), base, num_ranks=num_ranks)
+    command = inner_launch_line(command)
+    try:
+        described = described_run(config, command, base, num_ranks=num_ranks)
+    except ConfigError:
+        if not (command and options):
+            raise
+        command = (*command, *options)
+        described = described_run(config, command, base, num_ranks=num_ranks)
     if described is None:
         raise ConfigError(
             "without a directory the run has to be described; give its command after --, or "

@@ -43,8 +43,11 @@ _BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}
 """Members of Megatron core's ``AttnBackend``, which a pickle stores by number."""
 _USUAL = re.compile(r"\$\{\w+:(-?)([^}]*)\}")
 """``${NAME:word}``, in which the word is the default of the variable."""
-_FOLDERS = (".", "models", "models/megatron", "configs/models/megatron")
-_PARENTS, _MOST_BUILT_ON = 6, 5
+_FOLDERS = (
+    *(".", "models", "models/megatron", "configs/models/megatron"),
+    "primus/configs/models/megatron",
+)
+_PARENTS, _MOST_BUILT_ON = 6, 10
 _BASES = ("bases", "extends", "includes")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _REDIRECTED = re.compile(r"^\d*(?:>>?|<)(?:&\d*)?")
@@ -67,11 +70,16 @@ def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described
         model = from_hugging_face(value, seq_length=base.model.seq_length, vocab_multiple=multiple)
         config, note = in_its_precision(replace(base, model=model, unmodelled=()), value)
         return Described(config=config, unknown=(), notes=(note,) if note else ())
-    if isinstance(value.get("model"), Mapping) and "parallelism" in value:
+    model = value.get("model")
+    if isinstance(model, Mapping) and "hidden_size" in model and "parallelism" in value:
         return Described(config=RunConfig.from_json(dict(value)), unknown=())
-    return config_from_mapping(
-        value, num_ranks=ranks, ranks_per_node=base.parallelism.ranks_per_node
-    )
+    per_node = base.parallelism.ranks_per_node
+    try:
+        return config_from_mapping(value, num_ranks=ranks, ranks_per_node=per_node)
+    except ConfigError as err:
+        if "is missing" not in str(err):
+            raise
+        raise ConfigError(str(err).replace("; give --", f"; add to {path} --")) from err
 
 
 def described_run(
@@ -144,7 +152,7 @@ def _yaml(path: Path, text: str) -> Any:
         raise ConfigError(f"{path} is nested too deeply; write NAME: VALUE lines") from err
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as err:
         line = " ".join(str(err).split())[:200]
-        raise ConfigError(f"{path} is not YAML: {line}; correct it") from err
+        raise ConfigError(f"{path} is not YAML: {line}; give YAML or JSON") from err
     if not _is_small(value):
         raise ConfigError(f"{path} has more than {MAX_VALUES} values; write NAME: VALUE lines")
     return value

@@ -75,6 +75,8 @@ def other_run(args: argparse.Namespace) -> dict[str, Any]:
     """Return the description of another run, by the parameter names of ``Run``'s methods."""
     names = ("config", "command", "anyway")
     description = {name: getattr(args, name) for name in names}
+    if str(args.directory) == NO_DIRECTORY:  # the run of ``open_run`` is the one described
+        description |= {"config": None, "command": ()}
     return {**description, "assume_no_effect": args.assume_no_effect or ()}
 
 

@@ -37,6 +37,16 @@ def test_the_launcher_gives_the_ranks(launcher: str, ranks: int, per_node: int) 
     assert (par.num_ranks, par.ranks_per_node, description.unknown) == (ranks, per_node, ())
 
 
+def test_given_ranks_replace_those_that_a_layout_cannot_run_on() -> None:
+    """Megatron-LM's examples/gpt3/train_gpt3_175b_distributed.sh starts 8 ranks for tp 8, pp 16."""
+    line = ["torchrun", "--nproc_per_node", "8", "--nnodes", "1", "pretrain_gpt.py"]
+    layout = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "8"]
+    with pytest.raises(ConfigError, match="give --gpus 16"):
+        config_from_command([*line, *SIZES, *layout])
+    par = config_from_command([*line, *SIZES, *layout], num_ranks=16).config.parallelism
+    assert (par.num_ranks, par.ranks_per_node) == (16, 8)
+
+
 def test_unknown_arguments_are_returned_in_order() -> None:
     words = ["train.py", "stray", *SIZES, "--make-it-fast", "twice", "--swiglu", "--mtp-layers=2"]
     description = config_from_command(words)

@@ -167,6 +167,19 @@ def test_a_row_is_shown_as_a_command(capsys: Out) -> None:
     assert "--nnodes 2" in shown and "pretrain_gpt.py" in shown and "row 1" in shown
 
 
+def test_options_complete_a_command_that_lacks_a_size(capsys: Out) -> None:
+    """Mixtral of Megatron-LM's examples/mixtral leaves its vocabulary to a tokenizer's file."""
+    place = LINE.index("--vocab-size")
+    line = [*LINE[:place], *LINE[place + 2 :], "--tokenizer-type", "Llama2Tokenizer"]
+    words = ["predict", "--device", "H100"]
+    assert main([*words, "--", *line]) == ExitCode.USAGE
+    assert "give --vocab-size" in capsys.readouterr().err
+    assert main([*words, "--vocab-size", "50304", "--", *line]) == ExitCode.ANSWER
+    completed = capsys.readouterr().out
+    assert main([*words, "--", *LINE]) == ExitCode.ANSWER
+    assert completed.splitlines()[0] == capsys.readouterr().out.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("words", "line", "code", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,13 +41,53 @@ def write_config_files(folder: Path, models: str = ".") -> Path:
     return path
 
 
-@pytest.mark.parametrize("models", [".", "models", "configs/models/megatron"])
+@pytest.mark.parametrize(
+    "models", [".", "models", "configs/models/megatron", "primus/configs/models/megatron"]
+)
 def test_overrides_stand_over_the_model_and_what_it_builds_on(tmp_path: Path, models: str) -> None:
     config = read_config(write_config_files(tmp_path, models), run_of(), num_ranks=2).config
     model, batch = config.model, config.batch
     assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (4, 128, 4)
     assert (model.seq_length, batch.micro_batch_size, batch.global_batch_size) == (64, 2, 16)
     assert config.parallelism.overlaps_grad_reduce and config.parallelism.num_ranks == 2
+
+
+def test_a_model_may_build_on_as_many_files_as_in_primus(tmp_path: Path) -> None:
+    """Primus' llama3.1_70B.yaml builds on five files, one after another."""
+    path = write_config_files(tmp_path)
+    for number in range(5):
+        following = f"extends:\n  - {number + 1}.yaml\n" if number < 4 else BASE
+        (tmp_path / f"{number}.yaml").write_text(following)
+    (tmp_path / "base.yaml").write_text("extends:\n  - 0.yaml\n")
+    assert read_config(path, run_of(), num_ranks=2).config.model.num_attention_heads == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # huggingface/nanotron, examples/config_tiny_llama.yaml
+        "model:\n  dtype: bfloat16\n  model_config:\n    hidden_size: 16\nparallelism:\n  dp: 2\n",
+        # huggingface/alignment-handbook, recipes/zephyr-7b-beta/sft/config_full.yaml
+        "model_name_or_path: mistralai/Mistral-7B-v0.1\nper_device_train_batch_size: 16\n",
+    ],
+)
+def test_a_file_without_sizes_of_a_model_asks_for_them(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"no layers or sizes .* config\.json of its model"):
+        read_config(path, run_of())
+
+
+def test_what_a_file_lacks_is_to_be_added_to_it(tmp_path: Path) -> None:
+    """As in EleutherAI/gpt-neox, configs/20B.yml, which leaves the vocabulary to a tokenizer."""
+    path = tmp_path / "20B.yml"
+    sizes = "num_layers: 44\nhidden_size: 6144\nnum_attention_heads: 64\nseq_length: 2048\n"
+    sizes += "micro_batch_size: 4\nmax_position_embeddings: 2048\n"
+    path.write_text(sizes)
+    with pytest.raises(ConfigError, match=rf"add to {re.escape(str(path))} --vocab-size"):
+        read_config(path, run_of())
+    path.write_text(sizes + "--vocab-size: 50432\n")
+    assert read_config(path, run_of()).config.model.vocab_size == 50432
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

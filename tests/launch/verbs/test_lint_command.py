@@ -110,7 +110,7 @@ def test_ranks_may_be_said_beside(capsys: Out) -> None:
     [
         (["--device", "H100"], "give its command after --"),
         (["--fail-over", "0"], "give its command after --"),
-        (["--", "torchrun", "t.py"], "is missing from the arguments of the run"),
+        (["--", "torchrun", "t.py"], "no layers or sizes of a model"),
         (["--gpus", "0", "--", *WORSE], "--gpus 0 is below 1"),
         (["--mtbf-hours", "-1", "--", *WORSE], "--mtbf-hours -1.0 is not a time"),
         (["--mtbf-hours", "nan", "--", *WORSE], "--mtbf-hours nan is not a time"),
