@@ -432,14 +432,11 @@ def opaque_module(config: RunConfig, layer: OpaqueLayer) -> LayerModule:
     numel, kind = layer.split_numel // tp, OPAQUE_OPERATORS[layer.symbol]
     return LayerModule(
         module="",
-        operators=((kind, (tokens, numel), 1),),
+        operators=((kind, (tokens, numel + layer.whole_numel), 1),),
         uses=(*column_uses(config, kind), *row_uses(config, kind)),
-        tensors=(
-            ParameterTensor(name="mixer.weight", numel=numel, is_quantized=True),
-            *(
-                (ParameterTensor(name="mixer.whole", numel=layer.whole_numel),)
-                if layer.whole_numel
-                else ()
-            ),
+        tensors=tuple(
+            ParameterTensor(name=f"mixer.{name}", numel=size, is_quantized=name == "weight")
+            for name, size in (("weight", numel), ("whole", layer.whole_numel))
+            if size
         ),
     )

@@ -193,9 +193,9 @@ class OpaqueLayer:
                 f"{_shown(self.symbol)} is not the symbol of an opaque layer; choose from "
                 f"{', '.join(OPAQUE_SYMBOLS)}"
             )
-        at_least_one("split_numel", self.split_numel)
-        for name in ("whole_numel", "saved_width", "multiply_adds"):
+        for name in ("split_numel", "whole_numel", "saved_width", "multiply_adds"):
             not_negative(name, getattr(self, name))
+        at_least_one("split_numel + whole_numel", self.split_numel + self.whole_numel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,8 +65,7 @@ class OperatorKind(QuickEnum):
     # (tokens, hidden): a norm inside the product after it (Transformer Engine); measured times of
     # that product include it, so that it is never timed separately
     FUSED_NORM = "fused_norm"
-    # (tokens, parameters on the rank that tp splits): mixers of opaque layers, which only runs that
-    # have them measure
+    # (tokens, parameters on the rank): mixers of opaque layers, which only runs with them measure
     MAMBA = "mamba"
     DELTA_NET = "delta_net"
     SPARSE_ATTENTION = "sparse_attention"
@@ -123,6 +122,7 @@ MODULES_BY_ATTRIBUTE: Mapping[str, OperatorKind] = {
     "enorm": OperatorKind.NORM,
     "hnorm": OperatorKind.NORM,
     "final_layernorm": OperatorKind.NORM,
+    "final_norm": OperatorKind.NORM,
     "linear_q_proj": OperatorKind.LINEAR,
     "linear_q_down_proj": OperatorKind.LINEAR,
     "linear_q_up_proj": OperatorKind.LINEAR,

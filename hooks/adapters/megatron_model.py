@@ -11,7 +11,8 @@ from typing import Any
 
 from ...calib.arguments import from_namespace
 from ...calib.workload import Attention, RunConfig
-from ..process import CadenceHint, attribute, class_names, classes, tree
+from ..process import CadenceHint, attribute, class_names, classes, tree, weights
+from ..sensors import find_mixers
 
 # Megatron nests three (data parallel, precision, virtual stage); a wrapper of itself must end.
 _WRAPPER_DEPTH = 6
@@ -81,17 +82,39 @@ def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
 
 
 def with_layers(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
-    """Return the config with fused norms and core's unfused attention if the model has them.
+    """Return the config with fused norms and core's unfused attention if the model has them, and
+    with the sizes of its opaque layers.
 
     A hand-written layer spec may differ from the arguments or from their defaults.
     """
     modules = tree(*models)
+    config = _with_mixers(config, models)
     if any(map(_has_unfused_attention, modules)):
         config = replace(config, attention=Attention.UNFUSED)
     if any(attribute(module, "layer_norm_weight") is not None for module in modules):
         return replace(config, fuses_norms=True)
     has_layers = any("TransformerLayer" in class_names(module) for module in modules)
     return replace(config, fuses_norms=False) if has_layers else config
+
+
+def _with_mixers(config: RunConfig, models: tuple[Any, ...]) -> RunConfig:
+    """Return the config with the parameters that mixers on this rank have; a stage without one
+    keeps those of the arguments."""
+    tp, sizes = config.parallelism.tp, {}
+    for symbol, _, mixer in find_mixers(models):
+        split, whole = 0, 0
+        for weight in weights((mixer,)):
+            is_split = getattr(weight, "tensor_model_parallel", False) is True
+            split, whole = (
+                split + is_split * weight.numel(),
+                whole + (not is_split) * weight.numel(),
+            )
+        sizes[symbol] = {"split_numel": split * tp, "whole_numel": whole}
+    layers = tuple(
+        replace(one, **sizes[one.symbol]) if sum(sizes.get(one.symbol, {}).values()) else one
+        for one in config.model.opaque_layers
+    )
+    return replace(config, model=replace(config.model, opaque_layers=layers))
 
 
 def _has_unfused_attention(module: Any) -> bool:
@@ -158,6 +181,7 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
         seq_length=int(call["seq_length"]),
         group_query_attention=settings["num_query_groups"] != settings["num_attention_heads"],
         swiglu=settings["gated_linear_unit"],
+        hybrid_layer_pattern=_pattern(gpt),
         padded_vocab_size=gpt.vocab_size,
         max_position_embeddings=gpt.max_sequence_length,
         position_embedding_type=gpt.position_embedding_type,
@@ -170,3 +194,10 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
     version = f"megatron-core {megatron.core.__version__}"
     config = from_namespace(SimpleNamespace(**settings))
     return with_layers(with_device(config, device_name(models), version), models)
+
+
+def _pattern(model: Any) -> str | None:
+    """Return the pattern of a hybrid model; before core 0.17 it has another name."""
+    names = ("hybrid_layer_pattern", "hybrid_override_pattern")
+    patterns = (getattr(model, name, None) for name in names)
+    return next((one for one in patterns if isinstance(one, str)), None)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .passes import PassHooks
     from .process_groups import GroupRoles, ProcessGroupHooks, is_described, was_called
     from .recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder, backward_mark
-    from .sites import dispatch_methods, transformers_config
+    from .sites import dispatch_methods, find_mixers, transformers_config
     from .step_log import (
         BITS,
         MAX_MARKS,

@@ -23,7 +23,12 @@ from typing import Any
 
 import torch
 
-from ...calib.workload import MODULES_BY_ATTRIBUTE, MODULES_BY_CLASS, OperatorKind
+from ...calib.workload import (
+    MODULES_BY_ATTRIBUTE,
+    MODULES_BY_CLASS,
+    OPAQUE_OPERATORS,
+    OperatorKind,
+)
 from ..process import (
     attribute,
     class_names,
@@ -33,11 +38,13 @@ from ..process import (
     module_name,
     named_tree,
     tree,
+    weights,
 )
 from .captured import hidden_by_graphs, is_compiled
 from .step_log import Site
 
 _GROUPED = "TEGroupedLinear"
+_LAYERS = frozenset({"TransformerLayer", "MambaLayer"})
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
 FORWARD = "forward"
 _CAPTURED, _COMPILED, _FUSED = "captured", "compiled", "fused"
@@ -217,18 +224,71 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
         if library_sites:
             sites += library_sites
             continue
+        parts = _hybrid_parts(model)
         prefix, layer = "\0", 0
         for name, module in named_tree(model):
             names = class_names(module)
-            if "TransformerLayer" in names:
+            if _LAYERS & names:
                 prefix, layer = name + ".", int(attribute(module, "layer_number", 1)) - 1
-            kind = _kind(name, names, module)
-            if kind is not None:
+            part = parts.get(id(module), _NO_PART)
+            if part is _NO_PART:
+                kind = _kind(name, names, module)
+                part = None if kind is None else Part(kind=kind)
+            if part is not None:
                 is_inside = name.startswith(prefix) or name + "." == prefix
-                number = layer if is_inside else 0
-                has_siblings = _LOCAL_EXPERTS in name
-                sites.append((module, Site(kind=kind, layer=number, has_siblings=has_siblings)))
+                site = Site(
+                    kind=part.kind,
+                    layer=layer if is_inside else 0,
+                    shape_of=part.shape_of,
+                    has_siblings=_LOCAL_EXPERTS in name,
+                )
+                sites.append((module, site))
     return sites
+
+
+def find_mixers(models: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the mixers of opaque layers: the symbol of their kind, the layer and the mixer."""
+    for layer in tree(*models):
+        names, attention = class_names(layer), attribute(layer, "self_attention")
+        if "MambaLayer" in names:
+            yield "M", layer, attribute(layer, "mixer")
+        elif "TransformerLayer" in names and attention is not None:
+            if "GatedDeltaNet" in class_names(attention):
+                yield "G", layer, attention
+            elif "DSAttention" in class_names(attribute(attention, "core_attention")):
+                yield "D", layer, attention
+
+
+def _hybrid_parts(model: Any) -> dict[int, Part | None]:
+    """Return the parts of hybrid models by ``id``: mixers, None for modules inside one, norms, and
+    the one residual sum of a layer that has attention, an MLP or a mixer alone."""
+    parts: dict[int, Part | None] = {}
+    for symbol, layer, mixer in find_mixers((model,)):
+        config, numel = attribute(layer, "config"), sum(w.numel() for w in weights((mixer,)))
+        is_split = attribute(config, "sequence_parallel") is True
+        times = int(attribute(config, "tensor_model_parallel_size", 1)) if is_split else 1
+        shape_of = partial(_mixer_shape, times, numel)
+        parts |= dict.fromkeys(map(id, tree(mixer)))
+        parts[id(mixer)] = Part(kind=OPAQUE_OPERATORS[symbol], shape_of=shape_of)
+        norm = attribute(layer, "norm")
+        if norm is not None and not class_names(norm) & _NOTHING_INSIDE:
+            parts[id(norm)] = Part(kind=OperatorKind.NORM)
+    for layer in tree(model):
+        names = class_names(layer)
+        halves = [attribute(layer, name) for name in ("self_attention", "mlp")]
+        is_half = any(one is not None and class_names(one) & _NOTHING_INSIDE for one in halves)
+        if "MambaLayer" in names or ("TransformerLayer" in names and is_half):
+            parts[id(layer)] = Part(kind=OperatorKind.RESIDUAL, shape_of=_one_sum)
+    return parts
+
+
+def _mixer_shape(times: int, numel: int, result: Shape) -> Shape:
+    return (prod(result[:-1]) * times, numel)
+
+
+def _one_sum(result: Shape) -> Shape:
+    """Return the shape of one residual sum: as both of a GPT's layer, of half of the tokens."""
+    return (-(-prod(result[:-1]) // 2), result[-1])
 
 
 def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, Site]]:
