@@ -1,7 +1,8 @@
 """Operators and collectives from a trace of PyTorch's profiler, recorded with shapes.
 
 On a device the time of an operator is that in which any kernel that it launched ran, with kernels
-of several streams at once counted once; in a trace without kernels it is the operator's own.  The
+of several streams at once counted once; on a CPU it is the operator's own.  A trace of a device
+without its kernels has no operators, and rows of a device that is not named have a flag.  The
 backward of an operator is the autograd node with its sequence number, except what a checkpoint
 recomputes inside.
 
@@ -15,6 +16,7 @@ whole world.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import loads
@@ -22,12 +24,13 @@ from typing import Any
 
 import pandas as pd
 
-from ..errors import RecordError
+from ..errors import ConfigError, RecordError
 from ..records import (
     KERNEL,
     SHAPES,
     TracedWork,
     TraceEvent,
+    accelerator_kind,
     busy_ns,
     device_work,
     operations_by_thread,
@@ -52,8 +55,11 @@ from .kineto_origins import (
 Dims = Sequence[Sequence[int]]
 Sizes = Callable[[Dims], tuple[int, ...]]
 WORLD_TAKEN = "group not in the trace; the world's size is taken"
+UNNAMED = "device not named in the trace; name it with --device"
+_CPU = "cpu"
+_DEVICE_LIBRARY = re.compile(r"(n|r|h|x|one)ccl")
+"""Communication libraries of accelerators, in the names of backends and of transfers."""
 _COUNTS_OUTPUT = frozenset({Collective.ALL_GATHER, Collective.RECV})
-_NS_PER_S = 1_000_000_000
 
 
 def _rows(dims: Dims) -> tuple[int, ...]:
@@ -135,7 +141,8 @@ class _Call:
 class KinetoTables:
     """Tables of a trace in our own format, and how much of its kernel time is attributed.
 
-    ``shares`` is None in a trace without kernels; ``refusal`` says why there are no rows.
+    ``shares`` is None in a trace without kernels; ``refusal`` says why there are no rows, ``flag``
+    why all rows have one.
     """
 
     operators: pd.DataFrame
@@ -143,30 +150,39 @@ class KinetoTables:
     kernels: pd.DataFrame
     shares: TraceShares | None
     refusal: str = ""
+    flag: str = ""
 
 
 def kineto_tables(
-    trace: Mapping[str, Any], name: str, *, fabric: str, ranks_per_node: int
+    trace: Mapping[str, Any], name: str, *, fabric: str, ranks_per_node: int, device: str = ""
 ) -> KinetoTables:
     """Return operators by call (forward, backward, recomputed), transfers by kernel, and kernels.
 
-    Raise ``RecordError`` if the file is no trace; ``ranks_per_node`` is as in ``transfer_frame``.
+    ``device`` replaces the name in the trace; ``ranks_per_node`` is as in ``transfer_frame``.
+    Raise ``RecordError`` if the file is no trace, ``ConfigError`` if ``device`` cannot be its.
     """
     events = _events(trace, name)
-    device = _device_name(trace)
+    device, flag = _device(trace, events, name, device)
     kernel_origins, host = origins(events)
-    operators = _operators(events, host, device)
+    operators = _operators(events if device else (), host, device)
     collectives = transfer_frame(
         kernel_origins, trace=trace, device=device, fabric=fabric, ranks_per_node=ranks_per_node
     )
+    refusal = ""
+    if not device:
+        refusal = flag
+    elif not len(operators) and not len(collectives):
+        refusal = _refusal(events, kernel_origins, name)
+    elif flag:
+        for frame in (operators, collectives):
+            frame["flag"] = [f"{other}; {flag}" if other else flag for other in frame["flag"]]
     return KinetoTables(
         operators=operators,
         collectives=collectives,
         kernels=kernel_frame(name, device, kernel_origins),
         shares=trace_shares(name, kernel_origins, host, len(collectives)),
-        refusal=""
-        if len(operators) or len(collectives)
-        else _refusal(events, kernel_origins, name),
+        refusal=refusal,
+        flag="" if refusal else flag,
     )
 
 
@@ -211,10 +227,45 @@ def _events(trace: Mapping[str, Any], name: str) -> list[TraceEvent]:
     return trace_events
 
 
-def _device_name(trace: Mapping[str, Any]) -> str:
-    """Return the first device of the trace, "cpu" if there is none."""
-    properties = trace.get("deviceProperties") or [{}]
-    return str(properties[0].get("name", "cpu"))
+def _device(
+    trace: Mapping[str, Any], events: Sequence[TraceEvent], name: str, chosen: str
+) -> tuple[str, str]:
+    """Return the device that ran the operators, and a flag for its rows, empty if it is named.
+
+    Without a device the flag is the reason: the times would be those of the host.
+    """
+    listed, kind = _listed_device(trace, events), accelerator_kind(events)
+    if any(event.category == KERNEL for event in events):
+        if chosen.lower() == _CPU:
+            remedy = "give the name of the device that ran them"
+            raise ConfigError(f"--device {chosen} runs no kernels, and {name} has some; {remedy}")
+        unnamed = "unknown device" if kind in (KERNEL, "gpu") else f"unknown {kind} device"
+        return chosen or listed or unnamed, "" if chosen or listed else UNNAMED
+    if chosen.lower() == _CPU:
+        return _CPU, ""
+    if listed or kind or _uses_device_library(trace, events):
+        remedy = "record its activity too, or give --device cpu if the operators ran on the CPU"
+        return "", f"{name} has no kernels of its {listed or kind or 'accelerator'}; {remedy}"
+    return chosen or _CPU, ""
+
+
+def _listed_device(trace: Mapping[str, Any], events: Sequence[TraceEvent]) -> str:
+    """Return the listed device that ran kernels, else the first; empty if none has a name."""
+    listed = trace.get("deviceProperties")
+    listed = listed if isinstance(listed, list) else []
+    properties = [one for one in listed if isinstance(one, Mapping) and one.get("name")]
+    numbers = [event.details.get("device") for event in events if event.category == KERNEL]
+    used = [one for one in properties if one.get("id") in numbers]
+    return str((used or properties)[0]["name"]) if properties else ""
+
+
+def _uses_device_library(trace: Mapping[str, Any], events: Sequence[TraceEvent]) -> bool:
+    distributed_info = trace.get("distributedInfo")
+    is_mapping = isinstance(distributed_info, Mapping)
+    backend = str(distributed_info.get("backend", "")) if is_mapping else ""
+    return bool(_DEVICE_LIBRARY.search(backend)) or any(
+        _DEVICE_LIBRARY.match(event.name) for event in events
+    )
 
 
 @dataclass(slots=True)
@@ -324,7 +375,7 @@ def transfer_frame(
     rows = []
     for origin in origins:
         if row := transfer_row(origin, world, ranks_per_node):
-            rows.append(row | place | {"time_s": origin.kernel.duration_ns / _NS_PER_S})
+            rows.append(row | place | {"time_s": origin.kernel.duration_ns / NS_PER_S})
     return pd.DataFrame(rows, columns=list(COLLECTIVE_COLUMNS))
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         TracedCollective,
         TracedWork,
         TraceEvent,
+        accelerator_kind,
         busy_ns,
         collective_named,
         device_work,

@@ -19,7 +19,13 @@ CPU_OP = "cpu_op"
 USER_RANGE = "user_annotation"
 KERNEL = "kernel"
 DEVICE_WORK = frozenset({KERNEL, "gpu_memcpy", "gpu_memset"})
-RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
+RUNTIME = frozenset(
+    f"{kind}_{level}"
+    for kind in ("cuda", "hip", "xpu", "mtia", "privateuse1")
+    for level in ("runtime", "driver")
+)
+_ACCELERATED = re.compile(r"(kernel|gpu|cuda|hip|xpu|mtia|hpu|privateuse1)(_|$)")
+"""Categories of Kineto's accelerators (pytorch/kineto, libkineto/src/ActivityType.cpp)."""
 MESSAGE_OP = "record_param_comms"
 SHAPES = "Input Dims"
 _ATEN = "aten::"
@@ -132,6 +138,23 @@ class TracedWork:
     inner: int = 0
     is_late: bool = False
     message: TracedCollective | None = None
+
+
+def accelerator_kind(events: Iterable[TraceEvent]) -> str:
+    """Return the kind of accelerator that was active (cuda, hip, xpu, ...); empty if there is none.
+
+    >>> kinds = (("gemm", KERNEL), ("hipLaunchKernel", "cuda_runtime"), ("aten::mm", CPU_OP))
+    >>> events = [TraceEvent(name=n, category=c, start_ns=0, duration_ns=1) for n, c in kinds]
+    >>> accelerator_kind(events), accelerator_kind(events[:1]), accelerator_kind(events[2:])
+    ('hip', 'kernel', '')
+    """
+    kinds: dict[str, None] = {}
+    for event in events:
+        if category := _ACCELERATED.match(event.category):
+            is_hip = category[1] == "cuda" and event.name.startswith("hip")
+            kinds["hip" if is_hip else category[1]] = None
+    named = [kind for kind in kinds if kind not in ("kernel", "gpu")]
+    return "hip" if "hip" in named else next(iter((*named, *kinds)), "")
 
 
 def collective_named(text: str) -> Collective:

@@ -32,6 +32,7 @@ files FILE          files to read
 --device NAME       log: the GPU that trained
 --fabric NAME       name of the cluster
 --ranks-per-node N  kineto: ranks per node (default 8)
+--device NAME       kineto: name of the device that ran the operators, in place of the trace's
 --kernels FILE      kineto: shares of all kernels by phase, operator and transfer, with or without
                     shapes
 """
@@ -72,6 +73,10 @@ def run(args: argparse.Namespace) -> int:
     """
     from ..known import check_ending, write_frame
 
+    if args.device and args.source != "kineto":
+        raise ConfigError(
+            f"--device {args.device} is not for {args.source}, which names it; omit it"
+        )
     if args.source == "steps":
         return _import_machine(args)
     if args.source == "log":
@@ -149,13 +154,21 @@ def _kineto(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
     from ...calib.importers import kineto_tables
 
     fabric = args.fabric or UNKNOWN_FABRIC
-    one = kineto_tables(_json(path), path.name, fabric=fabric, ranks_per_node=args.ranks_per_node)
+    one = kineto_tables(
+        *(_json(path), path.name),
+        fabric=fabric,
+        ranks_per_node=args.ranks_per_node,
+        device=args.device or "",
+    )
     if one.shares is not None:
         tables.shares.append(one.shares)
         print_notes(one.shares.text())
     if one.refusal and args.kernels is None:
         raise RecordError(one.refusal)
     tables.problems += [one.refusal] if one.refusal else []
+    tables.problems += (
+        [f"{path.name}: {one.flag}; rows with a flag stay unused"] if one.flag else []
+    )
     tables.operators.append(one.operators)
     tables.collectives.append(one.collectives)
     tables.kernels.append(one.kernels)

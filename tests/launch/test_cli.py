@@ -93,7 +93,15 @@ def test_the_surface_is_frozen() -> None:
             *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
             *("--protocol", "--rows", "--seeds"),
         ],
-        "import": ["--device", "--fabric", "--help", "--json", "--kernels", "--out", "--ranks-per-node"],
+        "import": [
+            "--device",
+            "--fabric",
+            "--help",
+            "--json",
+            "--kernels",
+            "--out",
+            "--ranks-per-node",
+        ],
         "probe": [
             *("--collectives", "--config", "--help", "--json", "--operators", "--out"),
             "--seconds",

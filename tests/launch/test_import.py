@@ -229,3 +229,18 @@ def test_an_output_of_another_kind_is_a_usage_error(
 ) -> None:
     assert main(["import", "kineto", str(trace), "--out", str(tmp_path / "o.xlsx")]) == 2
     assert ".parquet" in capsys.readouterr().err
+
+
+def test_a_device_is_named_on_the_command_line_where_the_trace_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "t.json", tmp_path / "ops.csv"
+    path.write_text(json.dumps(device_trace() | {"deviceProperties": []}))
+    unnamed = imported(capsys, "kineto", path, out=out)
+    assert set(unnamed["device"]) == {"unknown cuda device"} and unnamed["flag"].notna().all()
+    assert "t.json: device not named in the trace" in capsys.readouterr().err
+    named = imported(capsys, "kineto", path, out=out, options="--device H200")
+    assert set(named["device"]) == {"H200"} and named["flag"].isna().all()
+    argv = ["import", "nccl-tests", str(path), "--out", str(out), "--device", "H200"]
+    assert main(argv) == ExitCode.USAGE
+    assert "--device H200 is not for nccl-tests" in capsys.readouterr().err

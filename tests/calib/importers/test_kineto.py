@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.errors import RecordError
-from forerun.calib.importers.kineto import WORLD_TAKEN, KinetoTables, kineto_tables
+from forerun.calib.errors import ConfigError, RecordError
+from forerun.calib.importers.kineto import UNNAMED, WORLD_TAKEN, KinetoTables, kineto_tables
 from forerun.calib.importers.kineto_origins import NODE
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
@@ -28,8 +28,13 @@ NAMES = (
 )
 
 
-def tables(trace: object) -> KinetoTables:
-    return kineto_tables(trace, "t.json", fabric="f", ranks_per_node=8)  # type: ignore[arg-type]
+def tables(trace: object, device: str = "") -> KinetoTables:
+    return kineto_tables(
+        *(trace, "t.json"),  # type: ignore[arg-type]
+        fabric="f",
+        ranks_per_node=8,
+        device=device,
+    )
 
 
 def event(category: str, name: str, ts: float, dur: float, thread: int = 1, **args: object) -> dict:
@@ -95,7 +100,8 @@ def old_gather(**world: object) -> dict:
 
 
 def test_an_old_transfer_has_the_size_of_its_tensor_and_a_flag_for_its_group():
-    (row,) = tables(old_gather(distributedInfo={"world_size": 4})).collectives.to_dict("records")
+    trace = old_gather(distributedInfo={"world_size": 4})
+    (row,) = tables(trace, device="A100").collectives.to_dict("records")
     assert (row["collective"], row["nbytes"], row["num_ranks"]) == ("all_gather", 4 * 4000, 4)
     assert row["flag"] == WORLD_TAKEN and row["time_s"] == pytest.approx(40e-6)
 
@@ -142,3 +148,73 @@ def test_kernels_of_a_real_trace_sum_up_to_its_kernel_time(real):
     assert result.kernels["time_s"].sum() == pytest.approx(result.shares.kernel_time_s)
     recomputed = "recompute" in result.shares.phase_fracs
     assert recomputed == ("recompute" in real[0])
+
+
+def launched(runtime: str, call: str = "cudaLaunchKernel", kernel: str = "kernel") -> list[dict]:
+    return [
+        product(0, 1, 1, 5),
+        event(runtime, call, 3, 2, correlation=7),
+        event(kernel, "gemm", 20, 30, 7, correlation=7, device=1),
+    ]
+
+
+@pytest.mark.parametrize("listed", [None, [], [{}], [{"name": ""}], {"name": "x"}, [None]])
+@pytest.mark.parametrize(
+    ("runtime", "call", "name"),
+    [
+        ("cuda_runtime", "cudaLaunchKernel", "unknown cuda device"),
+        ("cuda_runtime", "hipLaunchKernel", "unknown hip device"),
+        ("xpu_runtime", "urEnqueueKernelLaunch", "unknown xpu device"),
+        ("cpu_op", "aten::add", "unknown device"),
+    ],
+)
+def test_kernels_of_a_device_without_a_name_are_flagged(listed, runtime, call, name):
+    """Before: their times were under "cpu" and without a flag."""
+    events = launched(runtime, call)
+    if runtime == "cpu_op":
+        events[2]["args"]["External id"] = 1
+    result = tables({"traceEvents": events, "deviceProperties": listed})
+    assert list(result.operators["device"]) == list(result.kernels["device"]) == [name]
+    assert list(result.operators["flag"]) == [result.flag] == [UNNAMED]
+    named = tables({"traceEvents": events, "deviceProperties": listed}, device="MI300X")
+    assert list(named.operators["device"]) == ["MI300X"] and list(named.operators["flag"]) == [""]
+    assert list(result.operators["time_s"]) == list(named.operators["time_s"]) == [30e-6]
+
+
+def test_the_listed_device_that_ran_the_kernels_gives_the_name():
+    listed = [{"id": 0, "name": "T4"}, {"id": 1, "name": "H100"}]
+    result = tables({"traceEvents": launched("cuda_runtime"), "deviceProperties": listed})
+    assert list(result.operators["device"]) == ["H100"]
+
+
+@pytest.mark.parametrize(
+    ("trace", "kind"),
+    [
+        ({"traceEvents": launched("mtia_runtime", kernel="mtia_ccp_events")}, "mtia"),
+        ({"traceEvents": launched("cuda_runtime")[:2]}, "cuda"),
+        ({"traceEvents": launched("xpu_driver", kernel="gpu_memcpy")}, "xpu"),
+        ({"traceEvents": launched("cpu_op", kernel="hpu_op")}, "hpu"),
+        ({"traceEvents": launched("privateuse1_runtime")[:2]}, "privateuse1"),
+        ({"traceEvents": launched("cpu_op")[:2], "deviceProperties": [{"name": "A100"}]}, "A100"),
+        (
+            {
+                "traceEvents": launched("cpu_op")[:2],
+                "distributedInfo": {"backend": "cpu:gloo,xpu:xccl"},
+            },
+            "accelerator",
+        ),
+        ({"traceEvents": launched("user_annotation", "nccl:all_to_all")[:2]}, "accelerator"),
+    ],
+)
+def test_times_of_the_host_are_not_those_of_an_accelerator(trace, kind):
+    result = tables(trace)
+    assert not len(result.operators) and not len(tables(trace, device="A100").operators)
+    assert result.refusal.startswith(f"t.json has no kernels of its {kind}; record its activity")
+    host = tables(trace, device="cpu")
+    assert set(host.operators["device"]) == {"cpu"} and not host.refusal
+
+
+def test_only_a_trace_of_the_host_alone_is_of_the_cpu():
+    assert list(tables({"traceEvents": [product(0, 1, 1, 5)]}).operators["device"]) == ["cpu"]
+    with pytest.raises(ConfigError, match=r"--device CPU runs no kernels.*; give the name"):
+        tables({"traceEvents": launched("cuda_runtime")}, device="CPU")
