@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from .kineto import kineto_tables
     from .kineto_origins import TraceShares
+    from .nccl_inspector import inspector_collectives, inspector_operations
     from .nccl_tests import nccl_tests_collectives
     from .training_log import LogLine, TrainingLog, read_training_log
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ...calib.importers import TraceShares
 
 _DESCRIPTION = (
-    "kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. steps: step "
-    "times of layouts, operators or collectives in Forerun's format, into a directory that answers "
+    "kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
+    "nccl-inspector: JSON logs of NCCL's profiler plugin, one for each rank. steps: step times of "
+    "layouts, operators or collectives in Forerun's format, into a directory that answers "
     "predict and plan. log: training logs of Megatron-LM and its forks, into a directory that "
     "status, report and diff read as that of a run. Columns: recipes/published/FORMAT.md."
 )
@@ -29,10 +30,10 @@ _ARGUMENTS = """
 source              format of the files
 files FILE          files to read
 --out FILE|DIR      a table; for steps and log a directory
---device NAME       log: the GPU that trained
 --fabric NAME       name of the cluster
 --ranks-per-node N  kineto: ranks per node (default 8)
---device NAME       kineto: name of the device that ran the operators, in place of the trace's
+--device NAME       nccl-inspector: name of the GPUs, which its logs lack; kineto: name of the
+                    device that ran the operators, in place of the trace's; log: the GPU that trained
 --kernels FILE      kineto: shares of all kernels by phase, operator and transfer, with or without
                     shapes
 """
@@ -48,7 +49,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     declare(
         sub,
         _ARGUMENTS,
-        source={"choices": ("kineto", "nccl-tests", "steps", "log")},
+        source={"choices": ("kineto", "nccl-tests", "nccl-inspector", "steps", "log")},
         files={"nargs": "+"},
         out={"required": True},
         ranks_per_node={"type": int, "default": 8},
@@ -61,6 +62,7 @@ class _Tables:
     def __init__(self) -> None:
         self.operators: list[pd.DataFrame] = []
         self.collectives: list[pd.DataFrame] = []
+        self.rank_operations: list[pd.DataFrame] = []
         self.kernels: list[pd.DataFrame] = []
         self.shares: list[TraceShares] = []
         self.problems: list[str] = []
@@ -73,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from ..known import check_ending, write_frame
 
-    if args.device and args.source != "kineto":
+    if args.source == "nccl-inspector" and not args.device:
+        raise ConfigError("logs of nccl-inspector name no device; give its name with --device NAME")
+    if args.device and args.source in ("nccl-tests", "steps"):
         raise ConfigError(
             f"--device {args.device} is not for {args.source}, which names it; omit it"
         )
@@ -88,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
     tables = _Tables()
     for path in args.files:
         _read(path, args, tables)
+    _join_ranks(args, tables)
     print_notes(*tables.problems)
     written = []
     for rows, out in _outputs(tables, args):
@@ -140,7 +145,11 @@ def _print_written(args: argparse.Namespace, answer: dict[str, Any]) -> None:
 def _read(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
     """Read one file; unexpected values are reported as ``RecordError`` in one line."""
     try:
-        {"kineto": _kineto, "nccl-tests": _nccl_tests}[args.source](path, args, tables)
+        {
+            "kineto": _kineto,
+            "nccl-tests": _nccl_tests,
+            "nccl-inspector": _nccl_inspector,
+        }[args.source](path, args, tables)
     except ForerunError:
         raise
     except _UNEXPECTED as err:
@@ -181,6 +190,27 @@ def _nccl_tests(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
     rows, problems = nccl_tests_collectives(text, path.name, fabric=args.fabric or UNKNOWN_FABRIC)
     tables.collectives.append(rows)
     tables.problems += problems
+
+
+def _nccl_inspector(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
+    from ...calib.importers import inspector_operations
+
+    rows, problems = inspector_operations(_bytes(path).decode(errors="replace"), path.name)
+    tables.rank_operations.append(rows)
+    tables.problems += problems
+
+
+def _join_ranks(args: argparse.Namespace, tables: _Tables) -> None:
+    """Make one table of the operations that are in the logs of several ranks."""
+    from ...calib.importers import inspector_collectives
+
+    if not tables.rank_operations:
+        return
+    rows, notes = inspector_collectives(
+        tables.rank_operations, device=args.device, fabric=args.fabric or UNKNOWN_FABRIC
+    )
+    tables.collectives.append(rows)
+    tables.problems += notes
 
 
 def _outputs(tables: _Tables, args: argparse.Namespace) -> Iterator[tuple[pd.DataFrame, Path]]:

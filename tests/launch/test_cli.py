@@ -176,7 +176,7 @@ def test_the_public_names_are_listed() -> None:
         ("predict --tp 8", "required: DIR; see forerun predict --help"),
         ("predict --device B200", "give its command after --, or --config FILE"),
         ("validate operatrs FILE", "'operatrs' is not a choice; did you mean operators?"),
-        ("import zip FILE --out O", "there are kineto, nccl-tests, steps"),
+        ("import zip FILE --out O", "there are kineto, nccl-tests, nccl-inspector, steps"),
         ("--verson", "did you mean --version"),
         ("--json report DIR", "the verb comes first"),
     ],

@@ -244,3 +244,26 @@ def test_a_device_is_named_on_the_command_line_where_the_trace_does_not(
     argv = ["import", "nccl-tests", str(path), "--out", str(out), "--device", "H200"]
     assert main(argv) == ExitCode.USAGE
     assert "--device H200 is not for nccl-tests" in capsys.readouterr().err
+
+
+def test_the_ranks_of_an_inspected_collective_are_one_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = {"inspector_output_format_version": "v4.0"}
+    paths = [tmp_path / f"r{rank}.log.gz" for rank in range(2)]
+    for rank, path in enumerate(paths):
+        perf = {"coll": "AllGather", "coll_sn": 1, "coll_msg_size_bytes": 500}
+        one = {
+            "header": {"id": "0x1", "rank": rank, "n_ranks": 2, "nnodes": 1},
+            "metadata": version,
+            "coll_perf": perf | {"coll_exec_time_us": 10 + rank},
+        }
+        path.write_bytes(gzip.compress(f"{json.dumps(one)}\nno json\n".encode()))
+    out = tmp_path / "c.csv"
+    rows = imported(capsys, "nccl-inspector", *paths, out=out, options="--device H100 --fabric x")
+    (row,) = read_table(rows, "c").to_dict("records")
+    assert (row["device"], row["fabric"], row["nbytes"], row["num_ranks"]) == ("H100", "x", 1000, 2)
+    assert row["time_s"] == pytest.approx(10e-6)
+    assert "r1.log.gz: 1 lines left out, the first is line 2" in capsys.readouterr().err
+    assert main(["import", "nccl-inspector", str(paths[0]), "--out", str(out)]) == ExitCode.USAGE
+    assert "give its name with --device NAME" in capsys.readouterr().err
