@@ -50,6 +50,7 @@ from .kineto_origins import (
     kernel_frame,
     origins,
     trace_shares,
+    whole_number,
 )
 
 Dims = Sequence[Sequence[int]]
@@ -384,7 +385,7 @@ def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[
     details = origin.details or {}
     if origin.collective in (None, Collective.OTHER):
         return None
-    group_size = _whole(details.get("Group size"))
+    group_size = whole_number(details.get("Group size"))
     num_ranks = group_size or world
     nbytes = _nbytes(details, origin.collective, num_ranks)
     if num_ranks < 1 or nbytes < 1:
@@ -401,7 +402,9 @@ def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[
 def _world(trace: Mapping[str, Any]) -> int:
     distributed_info = trace.get("distributedInfo")
     return (
-        _whole(distributed_info.get("world_size")) if isinstance(distributed_info, Mapping) else 0
+        whole_number(distributed_info.get("world_size"))
+        if isinstance(distributed_info, Mapping)
+        else 0
     )
 
 
@@ -410,7 +413,7 @@ def _nbytes(details: Mapping[str, Any], collective: Collective, num_ranks: int) 
     side = "Out msg nelems" if collective in _COUNTS_OUTPUT else "In msg nelems"
     if side in details:
         size = element_nbytes(str(details.get("dtype", "")), default=4)
-        return _whole(details[side]) * size
+        return whole_number(details[side]) * size
     dims, types = details.get(SHAPES), details.get("Input type")
     if not dims or not types:
         return 0
@@ -440,10 +443,3 @@ def _num_nodes(details: Mapping[str, Any], num_ranks: int, ranks_per_node: int) 
     if not isinstance(ranks, list) or len(ranks) != num_ranks:
         return -(-num_ranks // ranks_per_node)
     return len({int(rank) // ranks_per_node for rank in ranks})
-
-
-def _whole(value: Any) -> int:
-    try:
-        return int(value or 0)
-    except (TypeError, ValueError, OverflowError):
-        return 0

@@ -31,11 +31,12 @@ from ..records import (
     RUNTIME,
     SHAPES,
     USER_RANGE,
+    Launches,
     Nesting,
     TraceEvent,
     collective_named,
+    group_named,
     kernel_collective,
-    operations_by_thread,
 )
 from ..units import NS_PER_S, format_frac, format_time
 from ..workload import Collective, Phase
@@ -94,38 +95,23 @@ _NOWHERE = _Place()
 
 
 class HostEvents:
-    """Operations and ranges of the host: their nesting, and each node's forward operation."""
+    """Autograd nodes of the host, each with its forward operation, and the place of each event."""
 
-    def __init__(self, events: Sequence[TraceEvent]) -> None:
-        self._nesting = Nesting(operations_by_thread(events, _HOST))
-        threads = self._nesting.threads
+    def __init__(self, nesting: Nesting) -> None:
+        threads = nesting.threads
         self.nodes = [e for inside in threads.values() for e in inside if is_node(e)]
         self.forwards = forward_operations(threads)
-        self._places = {thread: self._all_places(thread) for thread in threads}
-        self._numbers = {
-            event.number: (thread, position)
-            for thread, inside in threads.items()
-            for position, event in enumerate(inside)
-            if event.number and event.category == CPU_OP
-        }
+        self._places: dict[int, _Place] = {}
+        for thread, inside in threads.items():
+            for event, parent in zip(inside, nesting.parents[thread], strict=True):
+                around = self.place(inside[parent] if parent >= 0 else None)
+                self._places[id(event)] = _place(
+                    event, around, self.forwards, is_forward_only=not self.nodes
+                )
 
-    def _all_places(self, thread: int) -> list[_Place]:
-        places: list[_Place] = []
-        inside, parents = self._nesting.threads[thread], self._nesting.parents[thread]
-        for event, parent in zip(inside, parents, strict=True):
-            around = places[parent] if parent >= 0 else _NOWHERE
-            places.append(_place(event, around, self.forwards, is_forward_only=not self.nodes))
-        return places
-
-    def at_number(self, number: int) -> _Place | None:
-        """Return the place of the operation with that number; None if there is none."""
-        position = self._numbers.get(number)
-        return self._places[position[0]][position[1]] if position else None
-
-    def at_launch(self, launch: TraceEvent) -> _Place | None:
-        """Return the place of the innermost event around a launch, by thread and time."""
-        at = self._nesting.around(launch)
-        return None if at is None else self._places[launch.thread][at]
+    def place(self, event: TraceEvent | None) -> _Place:
+        """Return the place of what runs inside an event; that of nothing for None."""
+        return _NOWHERE if event is None else self._places[id(event)]
 
 
 def is_node(event: TraceEvent) -> bool:
@@ -233,29 +219,25 @@ def _transfer(event: TraceEvent, around: _Place) -> tuple[TraceEvent, ...]:
 
 def origins(events: Sequence[TraceEvent]) -> tuple[list[KernelOrigin], HostEvents]:
     """Return the origin of each kernel, in event order, and the host's side of the trace."""
-    host = HostEvents(events)
-    launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
-    first = min(launches, default=0)
+    launches = Launches(events, _HOST)
+    host = HostEvents(launches.nesting)
+    first = min(launches.by_correlation, default=0)
     begin_ns = min((e.start_ns for e in events if e.category in (CPU_OP, *RUNTIME)), default=0)
     kernel_origins = []
     for kernel in events:
         if kernel.category != KERNEL:
             continue
-        launch = launches.get(kernel.correlation)
-        place = host.at_number(kernel.link)
-        if place is None and launch is not None:
-            place = host.at_number(launch.link) or host.at_launch(launch)
+        launch, call = launches.of(kernel)
         is_before = kernel.correlation < first if kernel.correlation else False
         if launch is None and (is_before or kernel.start_ns < begin_ns):
             missing = Missing.BEFORE
         else:
             missing = Missing.LAUNCH if launch is None else Missing.OPERATOR
-        kernel_origins.append(_origin(kernel, place, missing))
+        kernel_origins.append(_origin(kernel, host.place(call), missing))
     return kernel_origins, host
 
 
-def _origin(kernel: TraceEvent, place: _Place | None, missing: Missing) -> KernelOrigin:
-    known = place or _NOWHERE
+def _origin(kernel: TraceEvent, known: _Place, missing: Missing) -> KernelOrigin:
     named_collective = kernel_collective(kernel.name)
     details = _message(kernel, known.transfer) if named_collective is not None else {}
     name = str(details.get("Collective name", ""))
@@ -268,7 +250,7 @@ def _origin(kernel: TraceEvent, place: _Place | None, missing: Missing) -> Kerne
         phase=known.phase,
         missing=None if known.operator else missing,
         collective=named_collective if collective is Collective.OTHER else collective,
-        group=_group(details),
+        group=group_named(details),
         details=details if named_collective is not None else None,
     )
 
@@ -288,12 +270,6 @@ def _message(kernel: TraceEvent, around: tuple[TraceEvent, ...]) -> dict[str, An
     return details
 
 
-def _group(details: dict[str, Any]) -> str:
-    if "Process Group Name" not in details:
-        return ""
-    return f"{details.get('Process Group Description', '')}#{details['Process Group Name']}"
-
-
 _OLD_CATEGORIES = {
     "operator": CPU_OP,
     "memcpy": "gpu_memcpy",
@@ -305,7 +281,6 @@ _OLD_CATEGORIES = {
 }
 """Category names up to PyTorch 1.11, in lower case; that of kernels differs only in case."""
 _OLD_DETAILS = {"Input dims": SHAPES, "external id": "External id", "Input Types": "Input type"}
-_HOST_TRACK = frozenset({CPU_OP, USER_RANGE})
 _NS_PER_US = 1000
 _LONGEST_US = 1e17
 """Three thousand years: clocks count from 1970, so that a larger value was never measured."""
@@ -341,8 +316,11 @@ def _event(event: Mapping[str, object], start_ns: int, duration_ns: int, thread:
         if old in details:
             details.setdefault(name, details[old])
     category = _category(str(event.get("cat", "")))
-    number, correlation = _whole(details.get("External id")), _whole(details.get("correlation"))
-    is_host = category in _HOST_TRACK
+    number, correlation = (
+        whole_number(details.get("External id")),
+        whole_number(details.get("correlation")),
+    )
+    is_host = category in _HOST
     # Kineto of 2022 and 2023 repeats the correlation in place of the number of the operation
     # around; that may be the number of some other operation.
     link = 0 if is_host or number == correlation else number
@@ -376,7 +354,8 @@ def _nanoseconds(value: object) -> int | None:
     return round(time_us * _NS_PER_US) if is_time else None
 
 
-def _whole(value: object) -> int:
+def whole_number(value: object) -> int:
+    """Return a whole number of a trace, 0 if it is none."""
     try:
         return int(value) if isinstance(value, (int, float, str)) else 0
     except (ValueError, OverflowError):

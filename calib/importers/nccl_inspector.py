@@ -10,7 +10,6 @@ the shortest over the ranks' logs is nearest to the transfer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -216,8 +215,7 @@ def _contradicts(values: Mapping[str, Any], bytes_per_s: float, factor: float) -
 
 def _positive(values: Mapping[str, Any], key: str) -> float:
     value = values.get(key)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 < value < _MOST:
+    if not isinstance(value, (int, float)) or not 0 < value < _MOST:
         raise ValueError(f"its {key} is not above 0 and below 2^63")
     return value
 

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -169,6 +170,17 @@ def collective_named(text: str) -> Collective:
     return next((kind for start, kind in _COLLECTIVES if name.startswith(start)), Collective.OTHER)
 
 
+def group_named(details: Mapping[str, Any]) -> str:
+    """Return the description and name of a transfer's group, "" if the details do not name it.
+
+    >>> group_named({"Process Group Description": "dp", "Process Group Name": "3"}), group_named({})
+    ('dp#3', '')
+    """
+    if "Process Group Name" not in details:
+        return ""
+    return f"{details.get('Process Group Description', '')}#{details['Process Group Name']}"
+
+
 def kernel_collective(name: str) -> Collective | None:
     """Return the collective in a kernel's name, ``OTHER`` if unclear, None if it is no transfer.
 
@@ -312,22 +324,12 @@ def device_work(
     paced: Paced = iter,
 ) -> list[TracedWork]:
     """Return the device's work in event order, without work whose launch is unknown."""
-    launches, operations, done = {}, {}, []
-    for event in paced(events):
-        if event.category in categories:
-            done.append(event)
-        elif event.category == CPU_OP and event.number:
-            operations[event.number] = event
-        elif event.category in RUNTIME and event.correlation:
-            launches[event.correlation] = event
-    nesting: Nesting | None = None
+    launches = Launches(events, paced=paced)
     traced_work = []
-    for event in paced(done):
-        launch = launches.get(event.correlation)
-        call = operations.get(event.link) or operations.get(launch.link if launch else 0)
-        if call is None and launch is not None:
-            nesting = nesting or Nesting(operations_by_thread(events))
-            call = nesting.event_around(launch)
+    for event in paced(events):
+        if event.category not in categories:
+            continue
+        launch, call = launches.of(event)
         if call is None and launch is None:
             continue
         traced_work.append(
@@ -377,10 +379,8 @@ def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | N
     if "Collective name" not in details and call is not None and call.name == MESSAGE_OP:
         details = call.details
     if "Collective name" in details:
-        description = details.get("Process Group Description", "")
         return TracedCollective(
-            collective=collective_named(str(details["Collective name"])),
-            group=f"{description}#{details.get('Process Group Name', '')}",
+            collective=collective_named(str(details["Collective name"])), group=group_named(details)
         )
     collective = kernel_collective(event.name) if event.category == KERNEL else None
     return None if collective is None else TracedCollective(collective=collective, group="")
@@ -440,20 +440,49 @@ class Nesting:
         self.parents = {t: _parents(inside) for t, inside in threads.items()}
         """Position of the event around each event of a thread; -1 if there is none."""
 
-    def around(self, launch: TraceEvent) -> int | None:
-        """Return the position of the innermost event around a launch; None if there is none."""
-        inside = self.threads.get(launch.thread)
-        if inside is None:
-            return None
-        at = bisect_right(self._starts[launch.thread], launch.start_ns) - 1
+    def around(self, launch: TraceEvent) -> TraceEvent | None:
+        """Return the innermost event around a launch, on its thread; None if there is none."""
+        inside = self.threads.get(launch.thread, ())
+        at = bisect_right(self._starts.get(launch.thread, ()), launch.start_ns) - 1
         while at >= 0 and inside[at].end_ns < launch.start_ns:
             at = self.parents[launch.thread][at]
-        return at if at >= 0 else None
+        return inside[at] if at >= 0 else None
 
-    def event_around(self, launch: TraceEvent) -> TraceEvent | None:
-        """Return the innermost event around a launch, on its thread; None if there is none."""
-        at = self.around(launch)
-        return None if at is None else self.threads[launch.thread][at]
+
+class Launches:
+    """Launch of each kernel, and the host's event around it: by number, else by thread and time.
+
+    Only events of ``host_categories`` may be around a launch.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[TraceEvent],
+        host_categories: frozenset[str] = frozenset({CPU_OP}),
+        paced: Paced = iter,
+    ) -> None:
+        self._events = events
+        self._host_categories = host_categories
+        self.by_correlation: dict[int, TraceEvent] = {}
+        self._operations: dict[int, TraceEvent] = {}
+        for event in paced(events):
+            if event.category == CPU_OP and event.number:
+                self._operations[event.number] = event
+            elif event.category in RUNTIME and event.correlation:
+                self.by_correlation[event.correlation] = event
+
+    @cached_property
+    def nesting(self) -> Nesting:
+        """Nesting of the host's events."""
+        return Nesting(operations_by_thread(self._events, self._host_categories))
+
+    def of(self, work: TraceEvent) -> tuple[TraceEvent | None, TraceEvent | None]:
+        """Return the launch of a kernel or copy and the host's event around it, None if unknown."""
+        launch = self.by_correlation.get(work.correlation)
+        call = self._operations.get(work.link)
+        if call is None and launch is not None:
+            call = self._operations.get(launch.link) or self.nesting.around(launch)
+        return launch, call
 
 
 def _parents(inside: Sequence[TraceEvent]) -> list[int]:
