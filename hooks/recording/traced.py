@@ -43,8 +43,9 @@ from ..process import Pacer
 from ..sensors import BACKWARD, FORWARD, OPTIMIZER, HostReadings, StepLog, Transfer
 from .attribution import Attribution, OpenOperator, deepest
 
-_LAUNCH = re.compile(r"(cu|cuda|hip)[A-Z]")
-"""Calls of CUDA's driver (used by cuBLAS on Hopper), of its runtime and of HIP.
+_LAUNCH = re.compile(r"(cu|cuda|hip|ur|ze)[A-Z]")
+"""Calls of CUDA's driver (used by cuBLAS on Hopper), of its runtime, of HIP, and of the two that
+launch on XPU (Unified Runtime, Level Zero).
 
 Their numbers are of another series than those of operations, and both begin at 1.
 """

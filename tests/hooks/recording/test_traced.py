@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.records.kineto_trace import DEVICE_WORK
+from forerun.calib.records.kineto_trace import DEVICE_WORK, work_of
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, TraceRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.calib.workload.run_options import TraceChoice
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.traced import MARK, TracedStep
+from forerun.hooks.recording.traced import MARK, TracedStep, _event
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
 from forerun.hooks.sensors.stopwatch import HostReadings
@@ -561,3 +561,25 @@ def test_the_share_that_belongs_to_no_operator_is_in_the_coverage():
     Tracing(TraceChoice.ON, Guard(), put)._read(delayed_weight_products("backward_dw", 8500))
     notes = [r.name for r in results if isinstance(r, CoverageRecord)]
     assert notes == ["trace", "trace: 40 % of the time of kernels in passes belongs to no operator"]
+
+
+@pytest.mark.parametrize("profiler", [Event, OlderEvent])
+@pytest.mark.parametrize(
+    ("call", "category"),
+    [
+        ("cudaLaunchKernel", "cuda_runtime"),
+        ("cuLaunchKernelEx", "cuda_driver"),
+        ("hipExtModuleLaunchKernel", "cuda_runtime"),
+        ("urEnqueueKernelLaunch", "xpu_runtime"),
+        ("zeCommandListAppendLaunchKernel", "xpu_driver"),
+    ],
+)
+def test_a_kernel_is_of_the_operation_around_its_launch_on_every_device(profiler, call, category):
+    """On XPU the call was taken for an operation: the kernel then belonged to none."""
+    events = [
+        profiler("aten::mm", 0, 50, number=1),
+        profiler(call, 10, 5, kind=category, number=7, link=1),
+        profiler("gemm_kernel", 100, 30, kind="kernel", number=7),
+    ]
+    (work,) = work_of([_event(event) for event in events])
+    assert (work.call, work.launched_ns, work.is_product) == (1, 10, True)
