@@ -102,10 +102,10 @@ def inspector_operations(text: str, name: str) -> tuple[pd.DataFrame, list[str]]
             skipped.setdefault(str(err), []).append(number)
             continue
         rows += [row] if row is not None else []
-    problems = [
-        f"{name}: {len(lines)} lines left out, the first is line {lines[0]}: {reason}"
-        for reason, lines in skipped.items()
-    ]
+    problems = []
+    for reason, lines in skipped.items():
+        more = f" and {len(lines) - 1} more are" if len(lines) > 1 else " is"
+        problems.append(f"{name} line {lines[0]}{more} left out: {reason}")
     if not rows:
         why = problems[0] if problems else f"{name} has no operation"
         remedy = "give logs that NCCL's Inspector plugin writes as JSON (NCCL_INSPECTOR_DUMP_DIR)"

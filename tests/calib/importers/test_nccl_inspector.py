@@ -140,8 +140,8 @@ def test_an_operation_without_its_communicator_is_left_out():
     (result, problems) = rows(log)
     assert len(result) == 1
     assert problems[:2] == [
-        "r0.log: 1 lines left out, the first is line 3: it is no JSON object",
-        "r0.log: 1 lines left out, the first is line 4: no line before it names its communicator",
+        "r0.log line 3 is left out: it is no JSON object",
+        "r0.log line 4 is left out: no line before it names its communicator",
     ]
 
 
@@ -176,7 +176,7 @@ def test_a_line_that_cannot_be_used_is_named_and_the_rest_survives(wrong, reason
     good = record(perf("AllReduce", 64, 5))
     (result, problems) = rows(text(wrong, good))
     assert [row["nbytes"] for row in result] == [64]
-    assert problems[0].startswith(f"r0.log: 1 lines left out, the first is line 1: {reason}")
+    assert problems[0].startswith(f"r0.log line 1 is left out: {reason}")
     with pytest.raises(RecordError, match=r"; give logs that NCCL's Inspector plugin writes"):
         rows(text(wrong))
 
@@ -198,6 +198,11 @@ def test_a_time_of_the_kernel_counts_before_a_shorter_one_of_the_host():
     kernel = record(perf("AllReduce", 64, 9, timing_source="kernel_gpu"), n_ranks=2, rank=1)
     ((row,), notes) = rows(text(host), text(kernel))
     assert row["time_s"] == pytest.approx(9e-6) and row["flag"] == "" and not notes
+
+
+def test_lines_left_out_for_one_reason_are_one_note():
+    log = text(*[record(perf("All2All", 8, 5))] * 3, record(perf("AllReduce", 8, 5)))
+    assert rows(log)[1][0] == "r0.log line 1 and 2 more are left out: All2All is not modelled"
 
 
 def test_replays_of_a_captured_graph_stay_apart():
