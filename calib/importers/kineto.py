@@ -246,7 +246,8 @@ def _device(
         return _CPU, ""
     if listed or kind or _uses_device_library(trace, events):
         remedy = "record its activity too, or give --device cpu if the operators ran on the CPU"
-        return "", f"{name} has no kernels of its {listed or kind or 'accelerator'}; {remedy}"
+        lacking = f"events of category kernel of its {listed or kind or 'accelerator'}"
+        return "", f"{name} has no {lacking}; {remedy}"
     return chosen or _CPU, ""
 
 

@@ -170,7 +170,7 @@ def collective_named(text: str) -> Collective:
     return next((kind for start, kind in _COLLECTIVES if name.startswith(start)), Collective.OTHER)
 
 
-def group_named(details: Mapping[str, Any]) -> str:
+def group_named(details: Mapping[str, object]) -> str:
     """Return the description and name of a transfer's group, "" if the details do not name it.
 
     >>> group_named({"Process Group Description": "dp", "Process Group Name": "3"}), group_named({})

@@ -209,7 +209,9 @@ def test_the_listed_device_that_ran_the_kernels_gives_the_name():
 def test_times_of_the_host_are_not_those_of_an_accelerator(trace, kind):
     result = tables(trace)
     assert not len(result.operators) and not len(tables(trace, device="A100").operators)
-    assert result.refusal.startswith(f"t.json has no kernels of its {kind}; record its activity")
+    assert result.refusal.startswith(
+        f"t.json has no events of category kernel of its {kind}; record its activity"
+    )
     host = tables(trace, device="cpu")
     assert set(host.operators["device"]) == {"cpu"} and not host.refusal
 
