@@ -26,7 +26,7 @@ _PROGRAMS = {
 }
 MAX_LINE_LENGTH = 2000
 """Longer lines are skipped: these logs have none, and searches in them could take for ever."""
-_BEGINNING = re.compile(r"# nccl-tests version|# Collective test starting|# ?nThread|^nThread")
+_BEGINNING = re.compile(r"# [nr]ccl-tests version|# Collective test starting|# ?nThread|^nThread")
 """Beginning of a test's first line in the various versions of the program."""
 _RANK = re.compile(
     r"(?<!\w)Rank\s+(\d+)\b(?:.{0,60}?\bPid\s+(\d+))?.{0,60}?"
@@ -34,7 +34,9 @@ _RANK = re.compile(
 )
 _PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
 _CONCLUDED = "Collective test concluded"
-_LIBRARY = re.compile(r"nccl-library=(\d+)")
+_LIBRARY = re.compile(r"\b([nr]ccl)-library=(\d+)")
+_OF_PROCESS = re.compile(r"nThread\s+(\d+)\s+nGpus\s+(\d+)")
+"""Threads of a process and GPUs of a thread, of which each is a rank."""
 _HEADER = re.compile(r"\bsize\s+count\b.*\btime\b.*")
 _ROW = re.compile(r"(?<![\w.,])\d+\s+\d+\s+[a-z]\w*\s.*")
 """Bytes, elements and their type, with all that follows."""
@@ -56,6 +58,7 @@ class _Test:
     """Host and device of each rank."""
     processes: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Host and process of each rank."""
+    ranks_of_process: int = 1
     has_worlds: bool = False
     """True if two processes report the same rank: each is a world of its own."""
     columns: Sequence[str] = ()
@@ -66,6 +69,11 @@ class _Test:
     has_failed: bool = False
     """True if the program reports wrong values without the rows they are in."""
     is_aborted: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        """The least number of ranks with those that are listed."""
+        return -(-(max(self.ranks) + 1) // self.ranks_of_process) * self.ranks_of_process
 
     def take_rank(self, match: re.Match[str]) -> None:
         """Parse a line that names a rank."""
@@ -122,6 +130,11 @@ def _refusal(test: _Test) -> str:
         return f"{test.program} is not modelled"
     if not test.ranks:
         return f"{test.program} lists no ranks; keep the lines '# Rank ...'"
+    if len(test.ranks) < test.num_ranks:
+        return (
+            f"{test.program} lists {len(test.ranks)} of its {test.num_ranks} ranks; keep all lines "
+            "'# Rank ...'"
+        )
     if test.has_worlds or len(test.ranks) == 1:
         return (
             f"{test.program} ran as worlds of one rank, which send nothing; build nccl-tests with "
@@ -136,6 +149,9 @@ def _flaws(test: _Test) -> Iterator[str]:
     """Yield warnings on a test that is used."""
     if test.num_wrong:
         yield f"{test.program}: {test.num_wrong} sizes with wrong results are left out"
+    devices = sorted({device for _, device in test.ranks.values()})
+    if len(devices) > 1:
+        yield f"{test.program}: the ranks are on {', '.join(devices)}; imported as of the first one"
     if test.is_aborted:
         yield f"{test.program} was aborted; its earlier measurements are imported"
 
@@ -144,7 +160,7 @@ def _rows(test: _Test, fabric: str) -> Iterator[dict[str, object]]:
     hosts, devices = zip(*test.ranks.values(), strict=True)
     place = {
         "device": devices[0],
-        "fabric": f"{fabric} NCCL {test.library}" if test.library else fabric,
+        "fabric": f"{fabric} {test.library}" if test.library else fabric,
         "collective": _PROGRAMS[test.program or ""].value,
         "num_ranks": len(test.ranks),
         "num_nodes": len(set(hosts)),
@@ -177,7 +193,9 @@ def _tests(text: str, name: str) -> Iterator[_Test]:
 def _take(test: _Test, line: str) -> None:
     """Update a test from one of its lines."""
     if library := _LIBRARY.search(line):
-        test.library = library[1]
+        test.library = f"{library[1].upper()} {library[2]}"
+    if process := _OF_PROCESS.search(line):
+        test.ranks_of_process = max(1, int(process[1]) * int(process[2]))
     test.has_failed |= bool(_FAILED.search(line))
     test.is_aborted |= bool(_ABORTED.search(line))
     if rank := _RANK.search(line):

@@ -94,6 +94,36 @@ def test_worlds_of_one_rank_send_nothing() -> None:
             read(lines)
 
 
+def test_a_list_of_ranks_that_is_cut_refuses_the_test() -> None:
+    """Two public ones: the last of the 72 ranks of coreweave/nccl-tests pull request 43, whose bus
+    bandwidth of 586.06 at 297.16 GB/s is 2 x 71/72 as on 72 ranks; the first two of 8 of ROCm's
+    documentation, on -g 8, with 360.97 at 206.27 GB/s, 2 x 7/8."""
+    assert pytest.approx(2 * 71 / 72, rel=1e-3) == 586.06 / 297.16
+    last = LINES[4].replace("Rank  0", "Rank 71")
+    with pytest.raises(RecordError, match=r"lists 1 of its 72 ranks; keep all lines"):
+        read([*LINES[:4], last, *LINES[6:]])
+    assert pytest.approx(2 * 7 / 8, rel=1e-3) == 360.97 / 206.27
+    with pytest.raises(RecordError, match=r"lists 2 of its 8 ranks; keep all lines"):
+        read([LINES[0], LINES[1].replace("nGpus 1", "nGpus 8"), *LINES[2:]])
+
+
+def test_ranks_on_several_devices_are_named() -> None:
+    """As in NVIDIA/nccl-tests issue 128, which asks for different GPUs."""
+    other = LINES[5].replace("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
+    frame, (problem,) = read([*LINES[:5], other, *LINES[6:]])
+    assert set(frame["device"]) == {"NVIDIA H100 80GB HBM3"}
+    assert "NVIDIA A100-SXM4-80GB, NVIDIA H100 80GB HBM3" in problem
+
+
+@pytest.mark.parametrize("library", ["nccl", "rccl"])
+def test_each_test_has_the_version_of_its_library(library: str) -> None:
+    """Line of rccl-tests 2.17.9, which has its own name for each version."""
+    lines = [f"# {library}-tests version 2.17.9 {library}-headers=2 {library}-library={{}}", *LINES]
+    both = [line.format(22707) for line in lines] + [line.format(22803) for line in lines]
+    fabrics = [f"HDR {library.upper()} {version}" for version in (22707, 22707, 22803, 22803)]
+    assert list(read(both)[0]["fabric"]) == fabrics
+
+
 def test_sizes_with_wrong_results_are_left_out_and_counted() -> None:
     wrong = LINES[9].replace("8.45      0", "8.45   4096")
     frame, (problem,) = read([*LINES[:9], wrong, *LINES[10:]])
