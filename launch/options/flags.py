@@ -271,7 +271,9 @@ def read_cluster(path: Path | None) -> StatedNodes | None:
     try:
         value = parse_json(text)
     except ValueError as err:
-        raise ConfigError(f"{path} is not JSON: {err}; correct it") from err
+        raise ConfigError(
+            f'{path} is not JSON: {err}; write an object such as {{"joint": "switch", "num_gpus": 8}}'
+        ) from err
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object; give one with any of {', '.join(KEYS)}")
     try:
