@@ -272,7 +272,8 @@ def read_cluster(path: Path | None) -> StatedNodes | None:
         value = parse_json(text)
     except ValueError as err:
         raise ConfigError(
-            f'{path} is not JSON: {err}; write an object such as {{"joint": "switch", "num_gpus": 8}}'
+            f"{path} is not JSON: {err}; write an object, such as "
+            '{"joint": "switch", "num_gpus": 8}'
         ) from err
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object; give one with any of {', '.join(KEYS)}")
