@@ -171,7 +171,7 @@ _SIZES = (
 _OPTIONS = {
     target: (name, constant)
     for name, (target, constant) in SPELLED.items()
-    if name not in ("fp8_e4m3", "fp8_hybrid", "persistent_save_interval")
+    if name not in ("checkpoint_activations", "fp8_e4m3", "fp8_hybrid", "persistent_save_interval")
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from forerun.benchmarks.option_table import kind_of
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_options import ASIDE, NAMES
+from forerun.calib.workload.config import Recompute
 
 LINE = (
     "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
@@ -40,6 +41,18 @@ def test_a_name_is_in_one_list_alone() -> None:
 )
 def test_an_option_is_of_one_kind(option: str, kind: str) -> None:
     assert kind_of(option) == kind
+
+
+def test_options_of_the_first_megatron_are_read() -> None:
+    """BigScience's and Megatron-DeepSpeed's scripts checkpoint every layer by one switch, and name
+    the reader of the data set."""
+    old = "--checkpoint-activations --data-impl mmap --vocab-size 512"
+    new = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    described = config_from_command([*LINE.split(), *old.split()])
+    expected = config_from_command([*LINE.split(), *new.split(), "--vocab-size", "512"]).config
+    assert described.unknown == () and described.config.unmodelled == ()
+    assert described.config.recompute is expected.recompute is Recompute.FULL
+    assert described.config.recompute_num_layers == expected.recompute_num_layers
 
 
 @pytest.mark.parametrize(
