@@ -10,6 +10,7 @@ from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .hugging_face import Training, from_hugging_face, from_training, in_its_precision
+    from .hugging_face_shape import notes_of_keys
     from .launch_lines import Change, LaunchLine, launch_line
     from .launch_words import MEETING, ranks_on_each
     from .launchers import (

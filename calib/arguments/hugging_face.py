@@ -116,7 +116,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
     (8, 4, 32)
     """
     model = from_hugging_face(config, seq_length=training.seq_length, vocab_multiple=1)
-    given, dtype = Arguments(config), training.autocast_dtype or training.element_dtype
+    given, dtype = Arguments(text_keys(config)), training.autocast_dtype or training.element_dtype
     unmodelled: tuple[str, ...] = ()
     is_cast = bool(training.autocast_dtype and training.autocast_dtype != training.element_dtype)
     if is_cast:

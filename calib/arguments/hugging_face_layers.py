@@ -17,14 +17,22 @@ from ..workload import (
     Experts,
     OpaqueLayer,
     at_least_one,
+    at_most,
 )
-from .hybrid_pattern import HybridPattern, delta_net_layer, mamba_layer, opaque_layers
+from .hybrid_pattern import (
+    HybridPattern,
+    delta_net_layer,
+    mamba_layer,
+    opaque_layers,
+    parse_pattern,
+)
 
 MIXER = "*"
 _LATENT, _MAMBA, _DELTA_NET, _SPARSE, _LINEAR = "+MGDL"
 _SYMBOLS = {
     **dict.fromkeys(("full_attention", "sliding_attention", "chunked_attention"), MIXER),
-    **{"attention": MIXER, "mamba": _MAMBA, "mlp": MLP_SYMBOL, "moe": EXPERTS_SYMBOL},
+    **{"attention": MIXER, "indexed_attention": _SPARSE},
+    **{"mamba": _MAMBA, "mlp": MLP_SYMBOL, "moe": EXPERTS_SYMBOL},
 }
 """Symbols of words in ``layer_types`` and ``layers_block_type``."""
 _LINEAR_WORD = "linear_attention"
@@ -43,6 +51,10 @@ LAYER_KEYS = frozenset(
         *("moe_shared_expert_intermediate_size", "linear_conv_kernel_dim"),
         *("linear_key_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
         *("linear_value_head_dim", "mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
+        *("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_expand"),
+        *("mamba_d_conv", "mamba_dt_rank", "state_size", "time_step_rank", "expand", "n_groups"),
+        *("conv_kernel", "attn_layer_indices", "index_n_heads", "index_head_dim", "index_topk"),
+        *("num_heads", "is_moe", "mamba_chunk_size"),
         *_NUM_EXPERTS,
         *_TOP_K,
         *_SHARED_WIDTH,
@@ -52,25 +64,45 @@ LAYER_KEYS = frozenset(
 """Keys that this module reads in any model."""
 
 
-def layer_symbols(given: Arguments, num_layers: int) -> tuple[str, bool]:
+def layer_symbols(given: Arguments) -> tuple[str, bool]:
     """Return one symbol for each of a model's layers, and True if each is half a layer: a mixer,
     an MLP or experts alone.
 
-    Raise ``ConfigError`` for a kind of layer that is not known.
+    Raise ``ConfigError`` for a kind of layer that is not known, and for lists of another length
+    than ``num_hidden_layers``.
     """
     pattern = given.text("hybrid_override_pattern")
-    if pattern:
-        return pattern, True
     words = given.words("layers_block_type", "layer_types")
-    if words:
+    if pattern:
+        symbols, is_half = parse_pattern(pattern).layer_kinds, True
+    elif words:
         symbols = "".join(_symbol(given, word) for word in words)
-        return symbols, bool(set(symbols) & {MLP_SYMBOL, EXPERTS_SYMBOL})
+        is_half = bool(set(symbols) & {MLP_SYMBOL, EXPERTS_SYMBOL})
+    else:
+        number = given.required("num_hidden_layers")
+        at_least_one("num_hidden_layers", number)
+        at_most("num_layers", number)
+        return _symbols_by_rule(given, number)
+    number = given.number("num_hidden_layers", default=len(symbols))
+    if number != len(symbols):
+        raise ConfigError(
+            f"config.json lists {len(symbols)} layers, not num_hidden_layers {number}; correct one"
+        )
+    return symbols, is_half
+
+
+def _symbols_by_rule(given: Arguments, num_layers: int) -> tuple[str, bool]:
     attends = _attends(given)
     if attends is not None:
         other = _other_mixer(given)
         return "".join(MIXER if attends(layer) else other for layer in range(num_layers)), False
     if given.number("state_size") and not given.number("num_attention_heads"):
         return _MAMBA * num_layers, True
+    if _other_mixer(given) != _LINEAR:
+        raise ConfigError(
+            "config.json sizes layers without attention, but no key says which they are; give "
+            "layer_types, one entry for each layer"
+        )
     if given.number("index_topk"):
         return _SPARSE * num_layers, False
     return (_LATENT if given.number("kv_lora_rank") else MIXER) * num_layers, False
@@ -95,6 +127,8 @@ def _attends(given: Arguments) -> Callable[[int], bool] | None:
     if period := given.number("attn_layer_period"):
         offset = given.number("attn_layer_offset")
         return lambda layer: layer % period == offset
+    if indices := given.words("attn_layer_indices"):
+        return lambda layer: str(layer) in indices
     if interval := given.number("full_attention_interval"):
         return lambda layer: (layer + 1) % interval == 0
     return None
@@ -117,13 +151,13 @@ def _mamba(given: Arguments, hidden: int) -> OpaqueLayer:
     state = given.required(_first(given, "ssm_state_size", "mamba_d_state", "state_size"))
     expand = given.number("mamba_expand", "expand", default=2)
     rank = given.get("mamba_dt_rank", "time_step_rank")
-    heads = given.number("mamba_num_heads", "mamba_n_heads")
+    heads = given.number("mamba_num_heads", "mamba_n_heads", "num_heads")
     if rank is not None and not heads:
         auto = -(-hidden // 16)
         steps = auto if rank == "auto" else given.number("mamba_dt_rank", "time_step_rank")
         convolution = given.number("mamba_d_conv", "conv_kernel", default=4)
         return _mamba_1(hidden, expand * hidden, state, steps, convolution)
-    heads = heads or given.required("num_heads")
+    at_least_one("num_heads", heads)
     head = given.get("mamba_head_dim", "mamba_d_head", "head_dim")
     inner = expand * hidden if head in (None, "auto") else heads * _head(given)
     groups = given.number("mamba_n_groups", "n_groups", default=1)
@@ -175,8 +209,8 @@ def _sparse(given: Arguments, hidden: int) -> OpaqueLayer:
 
 
 def _lightning(given: Arguments, hidden: int) -> OpaqueLayer:
-    """Return lightning attention (MiniMax-01, arXiv:2501.08313): queries, keys, values and an output
-    gate as wide as all heads, a norm of the output, a product back."""
+    """Return lightning attention (MiniMax-01, arXiv:2501.08313): queries, keys, values and a gate,
+    each as wide as all heads, a norm of the output, a product back."""
     if not given.words("attn_type_list"):
         raise ConfigError(
             "config.json has linear attention whose sizes are not known; known are the keys "
@@ -201,7 +235,7 @@ def experts_of_keys(
     ``has_shared_expert``: one as wide as a routed one, without a key that says so.
     """
     number = given.number(_first(given, *_NUM_EXPERTS))
-    if not number:
+    if not number or not given.is_on("is_moe", default=True):
         return None
     width = given.number("moe_intermediate_size", default=width)
     shared = given.number(_first(given, *_SHARED_WIDTH))

@@ -40,6 +40,7 @@ class _Family:
     has_bias: bool = False
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    has_attention_gate: bool = False
     is_tied: bool = False
     """Default of ``tie_word_embeddings``, which files omit where it is the default."""
     is_residual_parallel: bool = False
@@ -52,6 +53,7 @@ class _Family:
 
 _PLAIN = _Family()
 _QWEN2, _QWEN3 = _Family(has_qkv_bias=True), _Family(has_qk_norm=True)
+_QWEN3_GATED = _Family(has_qk_norm=True, has_attention_gate=True)
 _GEMMA3 = _Family(has_qk_norm=True, is_tied=True, vocab_size=262_208)
 _LLAMA4 = _Family(has_shared_expert=True)
 _FAMILIES = {
@@ -60,7 +62,9 @@ _FAMILIES = {
     **dict.fromkeys(("glm_moe_dsa", "glm4_moe", "glm4_moe_lite", "seed_oss"), _PLAIN),
     **dict.fromkeys(("jamba", "mamba2", "minimax_text_01", "granitemoe"), _PLAIN),
     **dict.fromkeys(("qwen2", "qwen2_moe"), _QWEN2),
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_next", "minimax_m2", "olmoe"), _QWEN3),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "minimax_m2", "olmoe"), _QWEN3),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text"), _QWEN3_GATED),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_GATED),
     **dict.fromkeys(("olmo2", "olmo3"), _QWEN3),
     **dict.fromkeys(("gemma", "gemma2"), _Family(is_tied=True)),
     **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
@@ -74,6 +78,9 @@ _FAMILIES = {
     "phimoe": _Family(normalization=_LAYER, has_qkv_bias=True),
     "starcoder2": _Family(is_gated=False, has_bias=True, is_tied=True, normalization=_LAYER),
     "cohere": _Family(is_tied=True, is_residual_parallel=True, normalization=_LAYER),
+    "cohere2": _Family(is_tied=True, is_residual_parallel=True, normalization=_LAYER),
+    **dict.fromkeys(("stablelm", "olmo"), _Family(normalization=_LAYER)),
+    "arcee": _Family(is_gated=False),
     "nemotron": _Family(is_gated=False, normalization=_LAYER),
     "nemotron_h": _Family(is_gated=False),
 }
@@ -83,6 +90,7 @@ _READ = LAYER_KEYS | {
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "intermediate_size_mlp", "vocab_size", "max_position_embeddings"),
     *("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "use_qk_norm", "qk_layernorm"),
+    *("attn_output_gate",),
     *("tie_word_embeddings", "use_parallel_residual", "num_nextn_predict_layers", "hidden_act"),
     *("qk_head_dim", *_LATENT_KEYS),
 }
@@ -93,17 +101,18 @@ _DECIDING = re.compile(
 _HARMLESS = re.compile(
     r"dropout|pdrop|drop$|_act$|activation|initializer|_eps|epsilon|token|loss|coef|rope|rotary|"
     r"partial|window|chunk_size_|softcap|scal|output_|_implementation|topk_group|n_group$|cache|"
-    r"quant|torch|dtype|norm_topk|return_|is_encoder|cross_attention$|num_labels|beam|interval_loss|"
+    r"quant|torch|dtype|norm_topk|return_|is_encoder|cross_attention$|num_labels|beam|multiplier|"
     r"pretraining_tp|prune|problem|max_length|chunk_size_feed|score|routing|jitter|grouped_mm|"
-    r"original_max|_clip|bos|eos|pad_|architectures|logit|experts_implementation|auto_map|_range"
+    r"original_max|conv_bias|softmax_in|_clip|bos|eos|pad_|architectures|logit|experts_implementation|auto_map|_range"
 )
-_GATED, _UNGATED = ("silu", "swish", "swiglu"), ("relu", "relu2")
+_ENCODER = re.compile(r"(?:vision|audio|speech)\w*_config|vision_\w*tower")
+_GATED = ("silu", "swish")
 
 
 def text_keys(config: Mapping[str, object]) -> dict[str, object]:
-    """Return the keys of the language model: those of ``text_config`` if there is one."""
+    """Return the keys of the language model: those of ``text_config`` if it has sizes."""
     text = config.get("text_config")
-    if not isinstance(text, Mapping):
+    if not isinstance(text, Mapping) or "hidden_size" not in text:
         return dict(config)
     outer = {name: config[name] for name in ("model_type", "tie_word_embeddings") if name in config}
     return {**outer, **{str(name): value for name, value in text.items()}}
@@ -115,17 +124,15 @@ def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
     if kind == GPT2:
         return _gpt2(given)
     family = _FAMILIES.get(kind) or _by_keys(keys, given, kind)
-    hidden, num_layers = given.required("hidden_size"), given.required("num_hidden_layers")
-    at_least_one("num_hidden_layers", num_layers)
-    symbols, is_half = layer_symbols(given, num_layers)
+    symbols, is_half = layer_symbols(given)
     shape = _shape(given, family, len(symbols))
     experts = experts_of_keys(
         given,
-        num_layers=num_layers,
+        num_layers=len(symbols),
         width=given.number("intermediate_size"),
         has_shared_expert=family.has_shared_expert,
     )
-    opaque = opaque_of_keys(given, symbols, hidden)
+    opaque = opaque_of_keys(given, symbols, shape.hidden_size)
     if not (opaque or is_half):
         return _with_latent(given, replace(shape, experts=experts))
     kinds = symbols if is_half else _halves(symbols, experts)
@@ -174,10 +181,11 @@ def _shape(given: Arguments, family: _Family, num_layers: int) -> ModelShape:
         kv_channels=channels,
         seq_length=1,
         vocab_size=vocab or given.required("vocab_size"),
-        is_gated=_is_gated(given, family),
+        is_gated=family.is_gated,
         has_bias=has_bias,
         has_qkv_bias=is_qkv and not has_bias,
         has_qk_norm=given.is_on("use_qk_norm", "qk_layernorm", default=family.has_qk_norm),
+        has_attention_gate=given.is_on("attn_output_gate", default=family.has_attention_gate),
         is_tied=given.is_on("tie_word_embeddings", default=family.is_tied),
         normalization=_RMS if is_rms else _LAYER,
         position_embedding=PositionEmbedding.ROPE,
@@ -193,12 +201,8 @@ def _width(given: Arguments, hidden: int) -> int:
     """Return the width of a dense MLP; a state-space model without one has that of its mixers."""
     if given.get("num_attention_heads") is None:
         return given.number("expand", default=2) * hidden
-    name = "intermediate_size_mlp" if given.get("intermediate_size_mlp") else "intermediate_size"
-    return given.required(name)
-
-
-def _is_gated(given: Arguments, family: _Family) -> bool:
-    return family.is_gated and given.text("mlp_hidden_act", "hidden_act") not in _UNGATED
+    names = ("intermediate_size_mlp", "intermediate_size", "moe_intermediate_size")
+    return given.required(next((n for n in names if given.get(n) is not None), names[1]))
 
 
 def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family:
@@ -208,7 +212,7 @@ def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family
         name
         for name, value in keys.items()
         if name not in _READ
-        and value not in (None, False, 0, 1, "", [], {})
+        and value not in (None, False, 0, "", [], {})
         and _DECIDING.search(name)
         and not _HARMLESS.search(name)
     )
@@ -218,10 +222,10 @@ def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family
             f"{'does' if len(strange) == 1 else 'do'}; {_REMEDY}"
         )
     activation = given.text("hidden_act")
-    if activation not in (*_GATED, *_UNGATED) or given.get("rms_norm_eps") is None:
+    if activation not in _GATED or given.get("rms_norm_eps") is None:
         raise ConfigError(
             f"model_type {kind!r} of config.json is not known, and without rms_norm_eps and "
-            f"hidden_act silu, relu or relu2 its layers are open; {_REMEDY}"
+            f"hidden_act silu its layers are open; {_REMEDY}"
         )
     if keys.get("is_encoder_decoder") or not _is_decoder(given):
         raise ConfigError(f"model_type {kind!r} of config.json is not of a decoder; {_REMEDY}")
@@ -252,15 +256,14 @@ def notes_of_keys(config: Mapping[str, object], *, seq_length: int) -> tuple[str
             f"config.json limits attention to {width:,} tokens in some layers: they count as full "
             f"attention, which overstates their time"
         )
-    if any(name.endswith("_config") and name.startswith(("vision", "audio")) for name in config):
-        notes.append("config.json has an encoder of images or audio: only its text model counts")
+    encoders = sorted(name for name in config if _ENCODER.fullmatch(name) and config[name])
+    if encoders:
+        notes.append(f"{', '.join(encoders)} of config.json are left out: the text model counts")
     if number := given.number("num_mtp_modules"):
         notes.append(
             f"config.json has {number} prediction layers that published weights omit; they do not "
             f"count"
         )
-    if kind == "qwen3_next" or given.is_on("attn_output_gate"):
-        notes.append("config.json gates attention outputs: the gates' products do not count")
     return tuple(notes)
 
 

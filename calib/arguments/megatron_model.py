@@ -76,6 +76,7 @@ def model_shape(given: Arguments, tp: int, pattern: HybridPattern | None = None)
         has_bias=has_bias,
         has_qkv_bias=given.is_on("add_qkv_bias") and not has_bias,
         has_qk_norm=given.is_on("qk_layernorm"),
+        has_attention_gate=given.is_on("attention_output_gate") and not is_latent,
         is_tied=not given.is_on("untie_embeddings_and_output_weights"),
         normalization=decode(
             Normalization, given.text("normalization", default=Normalization.LAYER_NORM.value)

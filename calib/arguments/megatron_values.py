@@ -244,6 +244,7 @@ def model_values(config: RunConfig) -> Values:
         "swiglu": model.is_gated,
         "add_qkv_bias": model.has_qkv_bias,
         "qk_layernorm": model.has_qk_norm,
+        "attention_output_gate": model.has_attention_gate,
         "untie_embeddings_and_output_weights": not model.is_tied,
         "mtp_num_layers": model.num_prediction_layers,
         **(_expert_values(model.experts) if model.experts else {}),

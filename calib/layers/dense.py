@@ -125,12 +125,16 @@ def _use(
 
 
 def attention_module(config: RunConfig) -> LayerModule:
-    """Return the QKV product, positions, core attention and projection."""
+    """Return the QKV product, positions, core attention and projection.
+
+    The product of attention's output with its gates is omitted, as small.
+    """
     model, tp = config.model, config.parallelism.tp
     tokens, hidden, channels = tokens_of(config), model.hidden_size, model.kv_channels
     heads, groups = model.num_attention_heads // tp, max(1, model.num_query_groups // tp)
     query, key = heads * channels, groups * channels
-    qkv = (model.num_attention_heads + 2 * model.num_query_groups) * channels // tp
+    parts = model.num_attention_heads * (1 + model.has_attention_gate) + 2 * model.num_query_groups
+    qkv = parts * channels // tp
     has_bias = model.has_bias
     norms, norm_weights = _query_key_norms(config, heads, groups)
     return LayerModule(

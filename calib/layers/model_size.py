@@ -134,7 +134,7 @@ def _attention(model: ModelShape) -> float:
     queries = model.kv_channels * model.num_attention_heads
     keys = model.kv_channels * model.num_query_groups
     scores = 2 * queries * model.seq_length * _SEEN_FRAC
-    return model.hidden_size * (2 * queries + 2 * keys) + scores
+    return model.hidden_size * ((2 + model.has_attention_gate) * queries + 2 * keys) + scores
 
 
 def _latent(model: ModelShape, latent: LatentAttention) -> float:

@@ -33,6 +33,8 @@ OFFLOADED_MODULES = frozenset(
     }
 )
 """Valid names in ``offload_modules``; the inputs of whole recomputed layers are not modelled."""
+_GATE_NBYTES = 4
+"""Bytes of an element of the gates' sigmoid."""
 _FUSED = {"fused_group_mlp": {"expert_fc1", "moe_act"}}
 
 
@@ -334,7 +336,17 @@ def qkv_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
     return (
         SavedTensor(name="query and key before norm", nbytes=norms),
         SavedTensor(name="query, key, value", nbytes=qkv * size.nbytes, offload="core_attn"),
+        *_gate_tensors(config, query),
     )
+
+
+def _gate_tensors(config: RunConfig, query: float) -> tuple[SavedTensor, ...]:
+    """Return the gates, which stay with the values, their sigmoid in fp32, and the product of it
+    with attention's output; ``query``: elements of the output."""
+    if not config.model.has_attention_gate:
+        return ()
+    nbytes = query * (_GATE_NBYTES + 2 * sizes(config).nbytes)
+    return (SavedTensor(name="attention gate", nbytes=nbytes),)
 
 
 def latent_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:

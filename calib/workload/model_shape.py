@@ -226,6 +226,8 @@ class ModelShape:
     """The query, key and value product has a bias even if ``has_bias`` is off."""
     has_qk_norm: bool = False
     """Queries and keys are normalised."""
+    has_attention_gate: bool = False
+    """Gates as wide as the queries, from the same product, scale the output of attention."""
     is_tied: bool = True
     """Embedding and head share their weights."""
     normalization: Normalization = Normalization.LAYER_NORM

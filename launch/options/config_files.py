@@ -25,6 +25,7 @@ from ...calib.arguments import (
     from_hugging_face,
     in_its_precision,
     inline_script,
+    notes_of_keys,
     of_options,
     ranks_of,
     split_launcher,
@@ -67,9 +68,11 @@ def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described
     value = _parsed(path)
     if "model_type" in value and "num_layers" not in value:
         multiple = VOCAB_MULTIPLE * base.parallelism.tp
-        model = from_hugging_face(value, seq_length=base.model.seq_length, vocab_multiple=multiple)
+        length = base.model.seq_length
+        model = from_hugging_face(value, seq_length=length, vocab_multiple=multiple)
         config, note = in_its_precision(replace(base, model=model, unmodelled=()), value)
-        return Described(config=config, unknown=(), notes=(note,) if note else ())
+        notes = (*((note,) if note else ()), *notes_of_keys(value, seq_length=length))
+        return Described(config=config, unknown=(), notes=notes)
     model = value.get("model")
     if isinstance(model, Mapping) and "hidden_size" in model and "parallelism" in value:
         return Described(config=RunConfig.from_json(dict(value)), unknown=())

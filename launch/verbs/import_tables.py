@@ -33,7 +33,7 @@ files FILE          files to read
 --fabric NAME       name of the cluster
 --ranks-per-node N  kineto: ranks per node (default 8)
 --device NAME       nccl-inspector: name of the GPUs, which its logs lack; kineto: name of the
-                    device that ran the operators, in place of the trace's; log: the GPU that trained
+                    device that ran the operators, in place of the trace's; log: that trained
 --kernels FILE      kineto: shares of all kernels by phase, operator and transfer, with or without
                     shapes
 """

@@ -41,6 +41,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--apply-query-key-layer-scaling": SWITCH,
     "--attention-backend": ("auto", "flash", "fused", "unfused", "local"),
     "--attention-dropout": ("0", "0.0", "0.1"),
+    "--attention-output-gate": SWITCH,
     "--attention-softmax-in-fp32": SWITCH,
     "--bf16": SWITCH,
     "--context-parallel-size": ("1", "2"),

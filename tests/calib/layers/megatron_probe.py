@@ -252,6 +252,7 @@ def transformer_config(config: RunConfig) -> TransformerConfig:
         add_bias_linear=shape.has_bias,
         add_qkv_bias=shape.has_qkv_bias,
         qk_layernorm=shape.has_qk_norm,
+        attention_output_gate=shape.has_attention_gate,
         tensor_model_parallel_size=par.tp,
         pipeline_model_parallel_size=par.pp,
         virtual_pipeline_model_parallel_size=par.vp if par.vp > 1 else None,

@@ -122,6 +122,10 @@ CASES: dict[str, Case] = {
     "llama, ranks share a query group": ({"tp": 4, "dp": 2, "model": LLAMA, "par": SEQUENCE}, 3),
     "qwen, norms of heads": ({"tp": 2, "dp": 2, "model": QWEN, "par": DIST}, 2),
     "qwen, sequence parallel": ({"tp": 2, "pp": 2, "model": QWEN, "par": SEQUENCE}, 3),
+    "gated attention": (
+        {"tp": 2, "dp": 2, "model": {**QWEN, "has_attention_gate": True}, "par": DIST},
+        1,
+    ),
     "learned positions, sequence parallel": ({"tp": 2, "pp": 2, "par": SEQUENCE}, 0),
     "fused loss": ({"tp": 4, "pp": 2, "is_loss_fused": True}, 5),
     "wide kv, bf16, selective": (

@@ -115,6 +115,14 @@ def test_a_sequence_has_the_flop_that_megatron_counts(given: dict[str, Any], flo
     assert result == pytest.approx(flop, rel=EXACT)
 
 
+def test_gates_of_attention_are_a_product_as_wide_as_the_queries() -> None:
+    plain = shape(MEGATRON_FLOP[0][0])
+    queries = plain.num_attention_heads * plain.kv_channels
+    more = model_flop_per_token(replace(plain, has_attention_gate=True))
+    stated = 6 * plain.num_layers * plain.hidden_size * queries
+    assert more - model_flop_per_token(plain) == pytest.approx(stated, rel=EXACT)
+
+
 @pytest.mark.parametrize("given", [given for given, _ in MEGATRON_FLOP])
 def test_megatron_itself_says_so_where_it_is_installed(given: dict[str, Any]) -> None:
     training = pytest.importorskip("megatron.training.training")

@@ -110,6 +110,7 @@ def build(config: RunConfig, num_layers: int) -> GPTModel:
         gated_linear_unit=shape.is_gated,
         activation_func=functional.silu if shape.is_gated else functional.gelu,
         add_bias_linear=shape.has_bias,
+        attention_output_gate=shape.has_attention_gate,
         recompute_granularity=None
         if config.recompute is Recompute.NONE
         else config.recompute.value,

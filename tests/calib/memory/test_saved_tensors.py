@@ -45,6 +45,11 @@ DENSE_CASES: dict[str, dict[str, Any]] = {
     "selective recompute": {"recompute": Recompute.SELECTIVE},
     "mlp recompute": {"recompute": Recompute.SELECTIVE, "recompute_modules": ("mlp",)},
     "fused attention": {"attention": Attention.FUSED},
+    "attention gate": {"model": {"has_attention_gate": True}, "precision": Precision.BF16},
+    "fused attention, gate": {
+        "model": {"has_attention_gate": True},
+        "attention": Attention.FUSED,
+    },
     "tp 2": {"tp": 2},
     "tp 2, split tokens": {"tp": 2, "par": {"is_sequence_parallel": True}},
 }
