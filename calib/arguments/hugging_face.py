@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ..errors import ConfigError
 from ..workload import (
     VOCAB_MULTIPLE,
     Arguments,
@@ -27,6 +28,13 @@ _NARROW_STATES = 4
 _CAST_STATES = 10
 """Bytes per parameter: 16 for fp32 weights, gradients and moments, less the 2 + 4 bytes of weights
 and gradients in mixed precision."""
+_RECORDED = frozenset(
+    {
+        *("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gpt2"),
+        *("deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_neox"),
+    }
+)
+"""Families whose modules a running loop records as operators, by their names."""
 _AUTOCAST = "fp32 parameters under autocast"
 
 
@@ -105,7 +113,8 @@ class Training:
 
 
 def from_training(config: Mapping[str, object], training: Training) -> RunConfig:
-    """Return the run of a ``config.json``'s model; raise ``ConfigError`` for an unknown type.
+    """Return the run of a ``config.json``'s model; raise ``ConfigError`` for a type whose modules
+    are not recorded.
 
     It is data-parallel over all ranks, either replicated or fully sharded (FSDP, by layers).
 
@@ -115,8 +124,14 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
     >>> run.batch.global_batch_size, run.parallelism.dp, run.model.seq_length
     (8, 4, 32)
     """
+    keys = text_keys(config)
+    if keys.get("model_type") not in _RECORDED:
+        raise ConfigError(
+            f"modules of model_type {keys.get('model_type')!r} are not recorded; recorded are "
+            f"{', '.join(sorted(_RECORDED))}"
+        )
     model = from_hugging_face(config, seq_length=training.seq_length, vocab_multiple=1)
-    given, dtype = Arguments(text_keys(config)), training.autocast_dtype or training.element_dtype
+    given, dtype = Arguments(keys), training.autocast_dtype or training.element_dtype
     unmodelled: tuple[str, ...] = ()
     is_cast = bool(training.autocast_dtype and training.autocast_dtype != training.element_dtype)
     if is_cast:

@@ -258,7 +258,7 @@ def notes_of_keys(config: Mapping[str, object], *, seq_length: int) -> tuple[str
         )
     encoders = sorted(name for name in config if _ENCODER.fullmatch(name) and config[name])
     if encoders:
-        notes.append(f"{', '.join(encoders)} of config.json are left out: the text model counts")
+        notes.append(f"config.json has {', '.join(encoders)}: only its text model counts")
     if number := given.number("num_mtp_modules"):
         notes.append(
             f"config.json has {number} prediction layers that published weights omit; they do not "

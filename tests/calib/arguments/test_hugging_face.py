@@ -450,7 +450,7 @@ def test_an_unknown_family_is_read_by_its_keys_with_a_note() -> None:
 def test_what_a_shape_omits_is_noted() -> None:
     window, encoder = notes_of_keys(GEMMA3_27B, seq_length=8192)
     assert window.startswith("config.json limits attention to 1,024 tokens in some layers")
-    assert encoder.startswith("vision_config of config.json")
+    assert encoder == "config.json has vision_config: only its text model counts"
     assert not notes_of_keys(GEMMA2_9B, seq_length=4096)
     qwen = {**QWEN2_7B, "sliding_window": 1024, "max_window_layers": 28}
     assert not notes_of_keys({**qwen, "use_sliding_window": False}, seq_length=8192)
@@ -473,6 +473,13 @@ def test_what_a_shape_omits_is_noted() -> None:
 def test_layers_that_are_not_settled_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_hugging_face({**LLAMA3_8B, **keys})
+
+
+def test_a_loop_is_modelled_only_if_its_modules_are_recorded() -> None:
+    training = Training(micro_batch_size=1, seq_length=32)
+    assert from_training(QWEN3_30B_A3B, training).model.num_layers == 48
+    with pytest.raises(ConfigError, match="'jamba' are not recorded; recorded are deepseek_v2"):
+        from_training(JAMBA_MINI, training)
 
 
 def test_a_sharded_loop_is_modelled_as_one_and_keeps_a_share_of_everything() -> None:
