@@ -23,11 +23,21 @@ MAX_LINE_LENGTH = 4000
 """Longer lines are skipped: none of steps is so long, and a search in one could take for ever."""
 _MOST_STEPS, _MOST_S, _MS_PER_S = 10**12, 1e7, 1000.0
 _ITERATION = re.compile(
-    r"\biteration:?\s+(?P<at>\d+)\s*/\s*(?P<total>\d+)\s*\|(?P<rest>.*)", re.IGNORECASE
+    r"(?P<nemo>\bTraining epoch \d+, )?\biteration:?\s+(?P<at>\d+)\s*/\s*(?P<total>\d+)\s*\|"
+    r"(?P<rest>.*)",
+    re.IGNORECASE,
 )
+"""NeMo counts from 0."""
 _FIELD = re.compile(r"\s*(?P<name>[^:|]+?)\s*:\s*(?P<value>[^|]*?)\s*(?:\||$)")
-_TIME = re.compile(r"elapsed time per (?:global )?(?:iteration|step|batch)\w*\s*\((ms|s)\)", re.I)
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_TIME = re.compile(
+    r"elapsed time per iteration ?\((?P<unit>ms|s)\)|elapsed_time_per_iteration_(?P<nanotron>ms)"
+    r"|train_step_timing in (?P<nemo>s)",
+    re.IGNORECASE,
+)
+_BATCH = ("global batch size", "global_batch_size", "gloabl batch size")
+_SAMPLE_RATE = re.compile(r"samples(?:/sec| per second):?\s+(\d+\.?\d*)")
+_NUMBER = re.compile(r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)([KM])?")
+_POWERS = {None: 1.0, "K": 1e3, "M": 1e6}
 _MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):([0-5]\d(?:[.,]\d{1,6})?)")
 _ARGUMENT = re.compile(r"(?:^|[\s:>])([a-z][a-z0-9_]*) \.{2,} ?(\S.*?)\s*$")
 _TIMER = re.compile(
@@ -153,7 +163,7 @@ class _Reader:
             if line is None:
                 self.num_damaged += bool(_TIME.search(text))
             else:
-                self._add(line, int(match["total"]))
+                self._add(line, int(match["total"]) + (match["nemo"] is not None))
         elif timer := _TIMER.search(text):
             self.phases[self.last, _PHASES[timer[1]]] = float(timer[2]) / _MS_PER_S
         elif argument := _ARGUMENT.search(text):
@@ -198,22 +208,28 @@ def _usual(apart: Sequence[int]) -> int:
 def _line(match: re.Match[str], text: str) -> LogLine | None:
     """Return the line of an iteration; None if it has no time, or one that is no number."""
     values = {one["name"].lower(): one["value"] for one in _FIELD.finditer(match["rest"])}
-    unit = _TIME.search(match["rest"])
-    iteration = int(match["at"])
-    if unit is None or not 0 < iteration <= _MOST_STEPS:
+    label = _TIME.search(match["rest"])
+    # NeMo's first iteration, and its last one, are 0 and one below the number of all.
+    is_from_0 = match["nemo"] is not None
+    iteration = int(match["at"]) + is_from_0
+    if label is None or not 0 < iteration <= _MOST_STEPS:
         return None
     # A fork prints the newest value, then the mean of all: 1234.5/1300.2.
-    time_s = _number(values.get(unit[0].lower(), "")) / (_MS_PER_S if unit[1] == "ms" else 1.0)
+    is_s = (label["unit"] or label["nanotron"] or label["nemo"]).lower() == "s"
+    time_s = _number(values.get(label[0].lower(), "")) / (1.0 if is_s else _MS_PER_S)
     if not 0.0 < time_s < _MOST_S:
         return None
+    batch = next((_number(values[name]) for name in _BATCH if name in values), 0.0)
+    if not batch and (rate := _SAMPLE_RATE.search(text)):
+        batch = round(float(rate[1]) * time_s)
     rates = [value for name, value in values.items() if _THROUGHPUT.search(name)]
     return LogLine(
         iteration=iteration,
         num_iterations=1,
         time_s=time_s,
         unix_s=_unix_s(text),
-        global_batch_size=int(_number(values.get("global batch size", ""))),
-        samples=int(_number(values.get("consumed samples", ""))),
+        global_batch_size=int(batch),
+        samples=int(_number(values.get("consumed samples", values.get("consumed_samples", "")))),
         num_skipped=int(_number(values.get("number of skipped iterations", ""))),
         num_nan=int(_number(values.get("number of nan iterations", ""))),
         tflops_per_gpu=_number(rates[0]) if rates else 0.0,
@@ -232,7 +248,7 @@ def _value(text: str) -> ArgumentValue:
 def _number(text: str) -> float:
     """Return the first number of a text; 0 if there is none."""
     match = _NUMBER.match(text.strip())
-    return float(match[0].replace(",", "")) if match else 0.0
+    return float(match[1].replace(",", "")) * _POWERS[match[2]] if match else 0.0
 
 
 def _unix_s(text: str) -> float | None:

@@ -24,7 +24,7 @@ from ...calib.records import (
 from ...calib.workload import Arguments
 from ...hooks.process import CadenceHint, CompanionSettings, RankInfo, Settings
 from ..sinks import Sink
-from ..store import Publisher, place_of
+from ..store import Phase, Publisher, place_of
 from .companion_loop import CompanionLoop
 from .status_writer import StatusWriter
 
@@ -42,7 +42,14 @@ class LoggedRun:
     run_id: str
     end_unix_s: float
     """When the last line was written, if it has no time of its own."""
-    device: str = UNKNOWN_DEVICE
+    device: str = ""
+    """Name of the device; if empty, the CPU of a run over gloo, else unknown."""
+
+    @property
+    def trained_on(self) -> str:
+        """Name of the device."""
+        backend = self.log.arguments.get("distributed_backend")
+        return self.device or ("cpu" if backend == "gloo" else UNKNOWN_DEVICE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +86,7 @@ def replay_log(run: LoggedRun, directory: Path) -> None:
         loop.handle(event, last_unix_s)
         status.note(event)
     loop.poll(last_unix_s, is_final=True)
-    status.end()
+    status.end(Phase.LOGGED)
     loop.finish(last_unix_s, is_analysed=False)
 
 
@@ -168,7 +175,7 @@ def _write_records(run: LoggedRun, steps: Sequence[_Step], directory: Path) -> N
         rank=0,
         world_size=_number(run.log, "world_size") or 1,
         created_by="forerun import log",
-        device=run.device,
+        device=run.trained_on,
         started_unix_s=began_unix_s,
         is_of_all=True,
     )

@@ -65,11 +65,11 @@ class StatusWriter:
             self._now = replace(self._now, **changed)
             self._is_new = True
 
-    def end(self) -> None:
-        """Write the final status: ended, or gone if training sent no end event."""
+    def end(self, otherwise: Phase = Phase.GONE) -> None:
+        """Write the final status: ended, or ``otherwise`` if training sent no end event."""
         with self._lock:
             if self._now.phase is Phase.RUNS:
-                self._now = replace(self._now, phase=Phase.GONE)
+                self._now = replace(self._now, phase=otherwise)
         self._ended.set()
         self._write(time.time())
 

@@ -301,6 +301,8 @@ class Phase(Enum):
     """Training reported its end."""
     GONE = "gone"
     """Training disappeared without reporting an end."""
+    LOGGED = "logged"
+    """Steps were read from a log, which does not show whether training still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

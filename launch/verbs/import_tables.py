@@ -126,7 +126,7 @@ def _import_log(args: argparse.Namespace) -> int:
         log=log,
         run_id=f"log-{args.files[-1].name.split('.')[0]}",
         end_unix_s=max(path.stat().st_mtime for path in args.files),
-        **({"device": args.device} if args.device else {}),
+        device=args.device or "",
     )
     print_notes(*log.problems, *log.notes)
     replay_log(run, args.out)

@@ -43,8 +43,9 @@ from ..store import (
 from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, print_notes
 
 _STATUS = (
-    "For each launch of the directory: live, ended, stopped (before its last step) or lost (ended "
-    "without notice), its step, its end, the decision. Exits with 1 if the advice is to stop."
+    "For each launch of the directory: live, ended, stopped (before its last step), lost (ended "
+    "without notice) or logged (read from a log), its step, its end, the decision. Exits with 1 if "
+    "the advice is to stop."
 )
 _WATCH = (
     "Redraws the output of status while a run is live; if standard output is not a terminal, "
@@ -80,6 +81,8 @@ class State(Enum):
     """Ended before its last step, on advice or by itself."""
     LOST = "lost"
     """Disappeared without notice, or no longer reports."""
+    LOGGED = "logged"
+    """Read from a log before its last step; whether it still runs is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +248,7 @@ class _Launch:
         heard = heard if now is None else now.heard_unix_s
         claim = owner if owner.get("run_id") == self._run_id else {}
         state = self._state(claim, now_unix_s, done, total, is_ended=ended is not None)
-        is_live = state is State.LIVE
+        has_future = state in (State.LIVE, State.LOGGED)
         step = ahead.step_time_s, ahead.single_low_s, ahead.single_high_s
         if now is not None and now.num_steps:
             step = now.step_time_s, now.step_low_s, now.step_high_s
@@ -259,8 +262,8 @@ class _Launch:
             step_time_s=step[0] or None,
             step_low_s=step[1] or None,
             step_high_s=step[2] or None,
-            finish_p50_unix_s=(ahead.finish_p50_unix_s or None) if is_live else None,
-            finish_p95_unix_s=(ahead.finish_p95_unix_s or None) if is_live else None,
+            finish_p50_unix_s=(ahead.finish_p50_unix_s or None) if has_future else None,
+            finish_p95_unix_s=(ahead.finish_p95_unix_s or None) if has_future else None,
             **self._decision(),
             drift=self._drift(),
             heard_unix_s=heard or None,
@@ -290,6 +293,8 @@ class _Launch:
             return State.LIVE
         if 0 < total <= done:
             return State.ENDED
+        if now is not None and now.phase is Phase.LOGGED:
+            return State.LOGGED
         if MARKER in self._values or (is_ended and total):
             return State.STOPPED
         # The folder precedes the first files, so a new folder without files is not a lost run.

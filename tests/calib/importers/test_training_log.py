@@ -63,6 +63,75 @@ def test_a_line_of_a_public_log(name: str) -> None:
     assert line.time_s == pytest.approx(time_s)
 
 
+TAIL = "number of skipped iterations:   0 | number of nan iterations:   0 |"
+FORKS = {
+    # NVIDIA/Megatron-LM core_v0.16.1, megatron/training/training.py, as printed by a run on CPUs
+    "Number of parameters in transformer block in billions:  0.00 [2026-11-29 01:33:54.656384] "
+    "iteration        1/     800 | consumed samples:            8 | elapsed time per iteration "
+    "(ms): 64.3 | learning rate: 1.000000E-03 | global batch size:     8 | lm loss: 8.3E+00 | "
+    + TAIL: (1, 800, 0.0643, 8),
+    # epfLLM/Megatron-LLM, issue 11
+    " iteration      122/  250000 | consumed samples:       124928 | elapsed time per iteration "
+    "(ms): 86545.2 | learning rate: 9.150E-06 | global batch size:  1024 | lm loss: 2.50E+00 | "
+    + TAIL: (122, 250000, 86.5452, 1024),
+    # bigscience-workshop/bigscience, train/tr11-176B-ml
+    " [default7]: iteration    12695/  115311 | consumed samples:      9841584 | consumed tokens:  "
+    "20155564032 | elapsed time per iteration (s): 105.22 | learning rate: 5.969E-05 | global batch"
+    f" size:  2048 | lm loss: 2.46E+00 | {TAIL} samples per second: 19.463 | TFLOPs: 149.02 |": (
+        12695,
+        115311,
+        105.22,
+        2048,
+    ),
+    # AMD-AGI/Primus: this line's mean and the mean of the run
+    "[rank-7/8] iteration  4700/ 4768 | elapsed time per iteration (ms): 1460.8/1450.4 | global "
+    "batch size:    16 |": (4700, 4768, 1.4608, 16),
+    # the form of gpt-neox: the rate comes before the iteration
+    "[2023-05-05 11:00:12,123] [INFO] samples/sec: 53.753 | iteration      199/  317892 | elapsed "
+    "time per iteration (ms): 14287.5 | learning rate: 2.407E-04 |": (199, 317892, 14.2875, 768),
+    # a fork that misspells a word
+    " iteration  11/50000 | consumed samples: 5632 | elapsed time per iteration (ms):  52728.1 | "
+    "gloabl batch size:  512 | lm loss:  1.376514E+01 |": (11, 50000, 52.7281, 512),
+    # a log as a search engine returns it
+    '"message": "[2024-02-27 15:45:08] iteration 13 / 118 | consumed samples: 37440 | elapsed time '
+    'per iteration(ms): 17658.3 | global batch size: 2880 |",': (13, 118, 17.6583, 2880),
+    # in colour, with a launcher's tag
+    "\x1b[32m[default0]: [2026-09-11 12:07:17.375194] iteration        4/ 7629408 | consumed "
+    "samples:          128 | elapsed time per iteration (ms): 24386.9 | throughput per GPU "
+    "(TFLOP/s/GPU): 26.8 | global batch size:    32 |\x1b[0m": (4, 7629408, 24.3869, 32),
+    # the form of NeMo, which counts from 0
+    " 0: Training epoch 0, iteration 28/99 | lr: 5.6e-06 | global_batch_size: 32 | global_step: 28 "
+    "| reduced_train_loss: 2.778 | train_step_timing in s: 0.189 | consumed_samples: 928 |": (
+        29,
+        100,
+        0.189,
+        32,
+    ),
+    # the form of nanotron, which shortens its numbers
+    "08/31/2024 14:37:31 [INFO|DP=0|PP=0|TP=0]: iteration: 1 / 15 | consumed_tokens: 512 | "
+    "elapsed_time_per_iteration_ms: 4.71K | tokens_per_sec: 109 | global_batch_size: 2 | lm_loss: "
+    "5.32 |": (1, 15, 4.71, 2),
+    # awslabs/awsome-distributed-training
+    "   iteration        1/  508626 | consumed samples:          288 | elapsed time per iteration "
+    "(ms): 255940.5 | learning rate: 0.000E+00 | global batch size:   288 | loss scale: 4294967296 "
+    "| number of skipped iterations:   1 | number of nan iterations:   0 |": (
+        1,
+        508626,
+        255.9405,
+        288,
+    ),
+}
+
+
+@pytest.mark.parametrize("text", FORKS)
+def test_lines_of_forks_are_read(text: str) -> None:
+    log = read_training_log([text], "log")
+    (one,) = log.lines
+    iteration, total, time_s, batch = FORKS[text]
+    assert (one.iteration, log.num_steps, one.global_batch_size) == (iteration, total, batch)
+    assert one.time_s == pytest.approx(time_s)
+
+
 def line(at: int, time_ms: float, total: int = 1000) -> str:
     return (
         f" iteration {at:8d}/{total:8d} | elapsed time per iteration (ms): {time_ms:.1f} | x: 1 |"

@@ -66,7 +66,8 @@ def test_a_tenth_of_a_log_gives_the_finish_within_one_percent(
     forecast = answer(capsys, "report", str(out))["forecast"]
     assert forecast["total_s"] == pytest.approx(took_s, rel=0.01)
     (run,) = answer(capsys, "status", str(out))["runs"]
-    assert (run["iteration"], run["steps_total"]) == (200, NUM_STEPS)
+    assert (run["iteration"], run["steps_total"], run["state"]) == (200, NUM_STEPS, "logged")
+    assert run["finish_p50_unix_s"] == pytest.approx(forecast["finish_p50_unix_s"])
     assert run["step_time_s"] == pytest.approx(STEP_S, rel=0.02)
 
 
