@@ -19,6 +19,7 @@ from ..workload import (
     MOST,
     Arguments,
     LatentAttention,
+    Normalization,
     OpaqueLayer,
     RunConfig,
     option_of,
@@ -222,6 +223,7 @@ def _delta_net(given: Arguments, hidden: int) -> OpaqueLayer:
         value_heads=given.number("linear_num_value_heads", default=32),
         value_dim=given.number("linear_value_head_dim", default=128),
         convolution=given.number("linear_conv_kernel_dim", default=4),
+        has_norm_bias=given.text("normalization") != Normalization.RMS_NORM.value,
     )
 
 
@@ -233,6 +235,7 @@ def delta_net_layer(
     value_heads: int,
     value_dim: int,
     convolution: int,
+    has_norm_bias: bool = False,
 ) -> OpaqueLayer:
     """Return a gated delta net (Yang et al. 2024, arXiv:2412.06464): queries, keys, values and
     gates from one product, a convolution, the delta rule, a norm of each head, a product back."""
@@ -243,7 +246,7 @@ def delta_net_layer(
     return OpaqueLayer(
         symbol=_DELTA_NET,
         split_numel=products + convolved * convolution + 2 * value_heads,
-        whole_numel=value_dim,
+        whole_numel=value_dim * (1 + has_norm_bias),
         saved_width=entering + convolved + 2 * values,
         multiply_adds=products + convolved * convolution + 4 * value_heads * value_dim**2,
     )

@@ -268,6 +268,34 @@ def test_mixers_have_the_parameters_of_transformers() -> None:
         assert layer.split_numel + layer.whole_numel == numel
 
 
+@pytest.mark.parametrize(
+    ("pattern", "words", "counts"),
+    [
+        ("G-*-G-*-", (), (510_944,)),
+        ("G-*-", ("--tensor-model-parallel-size", "2", "--sequence-parallel"), (202_952,)),
+        ("*-*-|*-*-", ("--pipeline-model-parallel-size", "2"), (374_400, 370_432)),
+    ],
+)
+def test_a_model_has_the_parameters_that_megatron_prints(
+    pattern: str, words: tuple[str, ...], counts: tuple[int, ...]
+) -> None:
+    """Counts that ``pretrain_hybrid.py`` of core_v0.19.0 prints for these arguments on its start
+    ("number of parameters on (tensor, gtp_remat, pipeline) model parallel rank")."""
+    description = config_from_command(
+        [
+            *("torchrun", f"--nproc-per-node={2 if words else 1}"),
+            *("pretrain_hybrid.py", f"--hybrid-layer-pattern={pattern}", *words),
+            *("--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"),
+            *("--max-position-embeddings", "64", "--vocab-size", "4200", "--micro-batch-size", "2"),
+            *("--global-batch-size", "8", "--tokenizer-type", "NullTokenizer"),
+            *("--linear-key-head-dim", "16", "--linear-value-head-dim", "16"),
+            *("--linear-num-key-heads", "4", "--linear-num-value-heads", "8"),
+        ]
+    )
+    config = description.config
+    assert tuple(sum(stage_parameters(config, stage)) for stage in range(len(counts))) == counts
+
+
 def test_a_program_without_segments_keeps_its_option_and_even_stages() -> None:
     """Before core_v0.17.0 the pattern has another option, and no ``|``."""
     one = hybrid("*-*-*-*-", *PP2)
