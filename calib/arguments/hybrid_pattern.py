@@ -86,7 +86,8 @@ num_prediction_layers=2)
         raise ConfigError(f"--hybrid-layer-pattern {text!r} has no layers; give such as '*-*-'")
     if "*" in kinds and set(kinds) & {_SPARSE, "+"}:
         raise ConfigError(
-            f"--hybrid-layer-pattern {text!r} has * beside latent attention (+ or D); leave one out"
+            f"--hybrid-layer-pattern {text!r} has * together with latent attention (+ or D); "
+            f"leave one out"
         )
     return HybridPattern(
         layer_kinds=kinds,
@@ -99,7 +100,7 @@ num_prediction_layers=2)
 def pattern_of(given: Arguments) -> HybridPattern | None:
     """Return the pattern of a hybrid model; None for a GPT.
 
-    Raise ``ConfigError`` for arguments that Megatron refuses beside a pattern, and for the ratios
+    Raise ``ConfigError`` for arguments that Megatron refuses with a pattern, and for the ratios
     that came before patterns.
     """
     text = given.text(*PATTERN)
@@ -115,7 +116,7 @@ def pattern_of(given: Arguments) -> HybridPattern | None:
     for name in refused:
         if given.is_on(name):
             raise ConfigError(
-                f"--{name.replace('_', '-')} is refused beside --hybrid-layer-pattern; put | "
+                f"--{name.replace('_', '-')} is refused with --hybrid-layer-pattern; put | "
                 f"between the layers of pipeline segments"
             )
     return pattern

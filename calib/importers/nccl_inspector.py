@@ -2,7 +2,7 @@
 
 Each line has one operation of one rank (NVIDIA/nccl 5067397c, plugins/profiler/inspector).  Up to
 format 4.2 a line names its communicator; in 4.3 one line does for as many behind it as it counts.
-The size of an all-gather or reduce-scatter is one rank's part; the bandwidths tell that it is.
+The size of an all-gather or reduce-scatter is one rank's part, as its bandwidths show.
 
 A kernel runs from the arrival of its own rank, so that its time includes waiting for the others:
 the shortest over the ranks' logs is nearest to the transfer.
