@@ -173,7 +173,7 @@ class _Reader:
         same = self.lines.get(line.iteration)
         if same is not None and same.time_s == line.time_s:
             return  # another rank's copy
-        if line.iteration <= self.last:
+        if line.iteration < self.last:
             # A restart from a checkpoint.
             self.lines = {at: one for at, one in self.lines.items() if at < line.iteration}
             self.phases = {at: s for at, s in self.phases.items() if at[0] < line.iteration}
@@ -212,7 +212,7 @@ def _line(match: re.Match[str], text: str) -> LogLine | None:
     # NeMo's first iteration, and its last one, are 0 and one below the number of all.
     is_from_0 = match["nemo"] is not None
     iteration = int(match["at"]) + is_from_0
-    if label is None or not 0 < iteration <= _MOST_STEPS:
+    if label is None or not 0 < iteration <= _MOST_STEPS or int(match["total"]) > _MOST_STEPS:
         return None
     # A fork prints the newest value, then the mean of all: 1234.5/1300.2.
     is_s = (label["unit"] or label["nanotron"] or label["nemo"]).lower() == "s"

@@ -233,6 +233,21 @@ def growing() -> TrainingLog:
     return read_training_log([text], "epfLLM/Megatron-LLM issue 11")
 
 
+def test_numbers_that_no_run_has_are_left_out() -> None:
+    texts = [line(10, 5.0), line(20, 5.0, total=10**40), line(30, 0.0), line(40, 1e30)]
+    log = read_training_log(["\n".join(texts)], "log")
+    assert [one.iteration for one in log.lines] == [10]
+    assert log.problems == ("3 lines of iterations cannot be read, and are left out",)
+
+
+def test_ranks_that_print_other_times_count_once() -> None:
+    texts = [line(at, 100.0 + rank) for at in (10, 20, 30) for rank in range(4)]
+    log = read_training_log(["\n".join(texts)], "log")
+    assert [(one.iteration, one.time_s) for one in log.lines] == [
+        (at, 0.103) for at in (10, 20, 30)
+    ]
+
+
 def test_a_file_without_steps_is_refused() -> None:
     with pytest.raises(RecordError, match="elapsed time per iteration"):
         read_training_log(["nothing\nof it"], "notes.txt")
