@@ -25,6 +25,8 @@ _PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|[#@*]")
 _ASSIGNED = re.compile(r"((?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
 _DIRECTIVE = re.compile(r"^#(?:SBATCH|PBS|FLUX:)\s+(--?[\w-]+)[= ]?(\S*)")
 _HERE_DOCUMENT = re.compile(r"<<(?!<)-?[ \t]*([\"']?)([\w.]+)\1")
+_MOST_NESTED = 4
+"""Scripts within scripts; a text that holds itself has no end."""
 SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 BATCH = ("sbatch", "qsub", "salloc")
 _LOOPS = {"while": False, "until": True}
@@ -178,6 +180,8 @@ class _Reader:
     """Last lines of the here-documents that begin after this line."""
     document: str | None = None
     """The here-document of the last command."""
+    depth: int = 0
+    """Scripts around this one."""
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         while self.place < len(self.text):
@@ -231,11 +235,13 @@ class _Reader:
             program = next((w for w in words if PurePath(w).name in (*SHELLS, *BATCH)), "")
             if program or document.startswith("#!"):
                 script = words[: words.index(program)] if program else (), document
-        if script is None:
+        if script is None or self.depth == _MOST_NESTED:
             return [words]
         known = {**self.known, **_of_directives(script[1])}
         try:
-            inner = list(_Reader(text=script[1], known=_with_tasks(known)).commands())
+            known = _with_tasks(known)
+            reader = _Reader(text=script[1], known=known, depth=self.depth + 1)
+            inner = list(reader.commands())
         except ConfigError:  # a text that is no script of a shell
             return [words]
         return [(*script[0], *one) for one in inner]

@@ -167,3 +167,10 @@ def test_a_text_without_its_end_is_refused(text: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(ConfigError):
         commands(text)
+
+
+@pytest.mark.parametrize("again", ['eval "$X"', 'bash -c "$X"', 'eval "$X$X"; eval "$X"'])
+def test_a_script_that_holds_itself_ends(again: str) -> None:
+    text = f"X='{again}'\n{again}\npython train.py --lr 1\n"
+    result = commands(text, {})
+    assert ("python", "train.py", "--lr", "1") in [words[-4:] for words in result]
