@@ -169,8 +169,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         commands(text)
 
 
-@pytest.mark.parametrize("again", ['eval "$X"', 'bash -c "$X"', 'eval "$X$X"; eval "$X"'])
-def test_a_script_that_holds_itself_ends(again: str) -> None:
-    text = f"X='{again}'\n{again}\npython train.py --lr 1\n"
+@pytest.mark.parametrize("line", ['eval "$X"', 'bash -c "$X"', 'eval "$X$X"; eval "$X"'])
+def test_a_script_that_holds_itself_ends(line: str) -> None:
+    text = f"X='{line}'\n{line}\npython train.py --lr 1\n"
     result = commands(text, {})
     assert ("python", "train.py", "--lr", "1") in [words[-4:] for words in result]
