@@ -6,12 +6,15 @@ import argparse
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.plain_json import parse_json
+from ...hooks.process import safe_launch_id
 from .arguments import ExitCode, declare, print_json, print_notes
 
 if TYPE_CHECKING:
@@ -124,12 +127,13 @@ def _import_log(args: argparse.Namespace) -> int:
     log = read_training_log([_bytes(path).decode(errors="replace") for path in args.files], names)
     run = LoggedRun(
         log=log,
-        run_id=f"log-{args.files[-1].name.split('.')[0]}",
+        run_id=safe_launch_id(f"log-{args.files[-1].name.split('.')[0]}"),
         end_unix_s=max(path.stat().st_mtime for path in args.files),
         device=args.device or "",
     )
     print_notes(*log.problems, *log.notes)
-    replay_log(run, args.out)
+    with redirect_stdout(StringIO()):  # lines of a live run's log; status and report have them
+        replay_log(run, args.out)
     written = [{"file": str(args.out), "run_id": run.run_id, "rows": len(log.lines)}]
     _print_written(args, {"written": written})
     return ExitCode.ANSWER

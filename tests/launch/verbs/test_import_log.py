@@ -94,6 +94,16 @@ def test_two_logs_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert value["low_frac"] > 0.1
 
 
+def test_the_answer_is_json_alone_and_any_name_is_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "my run (2).log", tmp_path / "out"
+    path.write_text(log_text(300, seed=4)[0])
+    value = answer(capsys, "import", "log", str(path), "--out", str(out))
+    run_id = value["written"][0]["run_id"]
+    assert (out / "runs" / run_id).is_dir() and " " not in run_id
+
+
 def test_a_log_is_not_imported_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = log_text(300, seed=3)[0]
     out = imported(tmp_path, text)
