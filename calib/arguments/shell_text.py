@@ -1,9 +1,9 @@
 """Commands of a shell script, by static analysis: nothing is executed.
 
 Assignments, arrays, quotes, plain expansions (``$A``, ``${A}``, ``${A:-word}``, ``${A[@]}``,
-``$((A * 2))``) and branches are evaluated in order, a branch if its condition can be decided from
-the text.  Whatever only execution can determine (a command's output, another branch, a loop) stays
-as written.
+``$((A * 2))``), called functions and branches are evaluated in order, a branch if its condition can
+be decided from the text.  Whatever only execution can determine (a command's output, another
+branch, a loop) stays as written.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ _HERE_DOCUMENT = re.compile(r"<<(?!<)-?[ \t]*([\"']?)([\w.]+)\1")
 _MOST_NESTED = 4
 """Scripts within scripts; a text that holds itself has no end."""
 SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
-BATCH = ("sbatch", "qsub", "salloc")
+_WRAPPING = "sbatch"
+BATCH = (_WRAPPING, "qsub", "salloc")
 _LOOPS = {"while": False, "until": True}
 """Loops, with the value of the condition that skips them entirely."""
 _PATTERN = re.compile(r"(?:\s|#.*\n)*\(?[ \t]*([^()\s][^()\n]*?)[ \t]*\)")
 """The words of a ``case`` in front of their commands."""
 _INDEX = re.compile(r"\[([^]@*]+)\]")
-_OPENS, _CLOSES = ("for", "select", "function"), ("fi", "done", "esac", "}")
+_NUMBERED = re.compile(r"\$\{?(\d|#)\}?")
+_SLICE = re.compile(r"(?:\[[@*]\])?: ?(\d+)(?:: ?(\d+))?")
+"""Elements from a number on, and how many; arguments count from 1."""
+_OPENS, _CLOSES = ("for", "select"), ("fi", "done", "esac", "}")
 _ALONE = ("then", "do", "else", "{")
 """Words after which a command begins without a separator."""
 _SEPARATORS = (";", "|", "&", "\n")
@@ -49,6 +53,8 @@ _ALSO = {"SLURM_NNODES": "SLURM_JOB_NUM_NODES", "SLURM_GPUS_PER_NODE": "SLURM_GP
 _TASKS = ("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE")
 """Variables by which an ``srun`` of a job starts as many tasks as the job has."""
 _MOST_CHARACTERS = 1 << 20
+_MOST_CALLED = _MOST_CHARACTERS // 8
+"""Most characters of functions, by their calls; calls of calls may be without end."""
 _MATHS = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Div: operator.floordiv, ast.Mod: operator.mod,
@@ -181,31 +187,26 @@ class _Reader:
     document: str | None = None
     """The here-document of the last command."""
     depth: int = 0
-    """Scripts around this one."""
+    """Scripts and calls around this one."""
+    functions: dict[str, str] = field(default_factory=dict)
+    """Commands of each function of the script."""
+    opened: list[tuple[str, int, int]] = field(default_factory=list)
+    """Name, begin and branches around each function that is being read."""
+    num_called: int = 0
+    """Characters of the functions called so far."""
 
     def commands(self) -> Iterator[tuple[str, ...]]:
         while self.place < len(self.text):
+            begin = self.place
             self._line()
             words, self.words = tuple(self.words), []
             document, self.document = self.document, None
             front = self._front(words)
             first = words[0] if words else ""
-            if first in ("if", "elif"):
-                self._choose(words[1:], is_first=first == "if")
-            elif first in _LOOPS:
-                is_skipped = self._condition(words[1:], "do") is _LOOPS[first]
-                self.branches.append(_Branch.OVER if is_skipped else _Branch.UNSETTLED)
-            elif first == "else" and self.branches:
-                self.branches[-1] = _otherwise(self.branches[-1])
-            elif first == "case":
-                self.subjects.append("".join(words[1:-1]))
-                self.branches.append(_Branch.NOT_YET)
-                self._match()
-            elif first in _OPENS or first.endswith("()") or words[1:2] == ("()",):
-                self.branches.append(_Branch.UNSETTLED)
-            elif first in _CLOSES:
-                self.branches = self.branches[:-1]
-                self.subjects = self.subjects[: -1 if first == "esac" else None]
+            if self._is_structure(words, begin):
+                pass
+            elif first in self.functions and not self._is_passed_over():
+                yield from self._call(words)
             elif first == "shift":
                 self._shift(words)
             elif words and first not in _ALONE and self._is_taken(is_read=True):
@@ -214,6 +215,76 @@ class _Reader:
             if self.sign == ";;" and self.subjects and self.branches:
                 self.branches[-1] = _closed(self.branches[-1])
                 self._match()
+
+    def _is_structure(self, words: tuple[str, ...], begin: int) -> bool:
+        """Enter or leave a branch, loop or function; False if the words, from ``begin`` on, are
+        those of a command."""
+        first = words[0] if words else ""
+        if first in ("if", "elif"):
+            self._choose(words[1:], is_first=first == "if")
+        elif first in _LOOPS:
+            is_skipped = self._condition(words[1:], "do") is _LOOPS[first]
+            self.branches.append(_Branch.OVER if is_skipped else _Branch.UNSETTLED)
+        elif first == "else" and self.branches:
+            self.branches[-1] = _otherwise(self.branches[-1])
+        elif first == "case":
+            self.subjects.append("".join(words[1:-1]))
+            self.branches.append(_Branch.NOT_YET)
+            self._match()
+        elif function := _function(words):
+            begin = self.text.find("{", begin) + 1 or len(self.text)
+            self.opened.append((function, begin, len(self.branches)))
+            self.branches.append(_Branch.OVER)
+        elif first in _OPENS:
+            self.branches.append(_Branch.UNSETTLED)
+        elif first in _CLOSES:
+            self._close(first)
+        else:
+            return False
+        return True
+
+    def _close(self, word: str) -> None:
+        """End a branch, and the function that it belongs to."""
+        self.branches = self.branches[:-1]
+        self.subjects = self.subjects[: -1 if word == "esac" else None]
+        if self.opened and self.opened[-1][2] == len(self.branches):
+            name, begin, _ = self.opened.pop()
+            if not self._is_passed_over():
+                self.functions[name] = self.text[begin : self.text.rfind("}", begin, self.place)]
+
+    def _call(self, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return the commands of a function, after which its variables are known; none if the call
+        may be skipped."""
+        text = self.functions[words[0]]
+        self.num_called += len(text) + 1
+        if self.depth == _MOST_NESTED or self.num_called > _MOST_CALLED:
+            return [words]
+        around = self._without_arguments()
+        self._set_arguments(words[1:])
+        inner = _Reader(
+            text=text,
+            known=self.known,
+            branches=[] if self._is_taken(is_read=True) else [_Branch.UNSETTLED],
+            exported=self.exported,
+            depth=self.depth + 1,
+            functions=self.functions,
+            num_called=self.num_called,
+        )
+        result = list(inner.commands())
+        self.exported, self.num_called = inner.exported, inner.num_called
+        self._without_arguments()
+        self.known |= around
+        return result
+
+    def _set_arguments(self, arguments: Sequence[str]) -> None:
+        whole = tuple(arguments)
+        self.known |= {str(n): (one,) for n, one in enumerate(whole, 1)}
+        self.known |= {"#": (str(len(whole)),), "@": whole, "*": whole}
+
+    def _without_arguments(self) -> dict[str, Value]:
+        """Return the arguments and forget them."""
+        names = [name for name in self.known if name.isdecimal() or name in ("#", "@", "*")]
+        return {name: self.known.pop(name) for name in names}
 
     def _match(self) -> None:
         """Enter the commands of a ``case`` if the word of the case fits one of theirs."""
@@ -230,21 +301,19 @@ class _Reader:
 
     def _inner(self, words: tuple[str, ...], document: str | None) -> list[tuple[str, ...]]:
         """Return the commands of a command's own script, or the command if it has none."""
-        script = ((), " ".join(words[1:])) if words[0] == "eval" else inline_script(words)
-        if script is None and document is not None:
-            program = next((w for w in words if PurePath(w).name in (*SHELLS, *BATCH)), "")
-            if program or document.startswith("#!"):
-                script = words[: words.index(program)] if program else (), document
+        script = _script_of(words, document)
         if script is None or self.depth == _MOST_NESTED:
             return [words]
-        known = {**self.known, **_of_directives(script[1])}
+        before, text, variables = script
+        known = {**self.known, **_of_directives(text), **{n: (v,) for n, v in variables.items()}}
         try:
             known = _with_tasks(known)
-            reader = _Reader(text=script[1], known=known, depth=self.depth + 1)
+            depth, functions = self.depth + 1, dict(self.functions)
+            reader = _Reader(text=text, known=known, depth=depth, functions=functions)
             inner = list(reader.commands())
         except ConfigError:  # a text that is no script of a shell
             return [words]
-        return [(*script[0], *one) for one in inner]
+        return [(*before, *one) for one in inner]
 
     def _shift(self, words: Sequence[str]) -> None:
         """Drop the first arguments of the script, or all if the branch may be skipped."""
@@ -252,11 +321,9 @@ class _Reader:
         arguments = self.known.get("@", ())[count:]
         if self._is_passed_over():
             return
-        for name in [name for name in self.known if name.isdecimal() or name in ("#", "@", "*")]:
-            del self.known[name]
+        self._without_arguments()
         if self._is_taken(is_read=False):
-            self.known |= {str(n): (one,) for n, one in enumerate(arguments, 1)}
-            self.known |= {"#": (str(len(arguments)),), "@": arguments, "*": arguments}
+            self._set_arguments(arguments)
 
     def _let_next(self, words: Sequence[str]) -> None:
         """Record if ``&&`` or ``||`` after a command lets the next one run."""
@@ -449,9 +516,15 @@ class _Reader:
         name = _PARAMETER.match(self.text, begin + 1)
         if name and name[0].isdecimal():
             self.place = begin + 2
-            return self.text[begin : self.place], self.known.get(name[0][0])
+            return self.text[begin : self.place], self._value(name[0][0])
         self.place = name.end() if name else min(begin + 2, len(self.text))
         return self.text[begin : self.place], self.known.get(name[0]) if name else None
+
+    def _value(self, name: str) -> Value | None:
+        """Return the value of a variable, of an argument that is not given an empty text; None if
+        it is not known."""
+        is_absent = name.isdecimal() and "#" in self.known
+        return self.known.get(name, ("",) if is_absent else None)
 
     def _braced(self, inner: str) -> Value | None:
         name = _PARAMETER.match(inner)
@@ -459,7 +532,11 @@ class _Reader:
             return None
         rest, value = inner[name.end() :], self.known.get(name[0])
         if rest in ("", "[@]", "[*]"):
-            return value
+            return self._value(name[0])
+        is_list = name[0] in ("@", "*") or rest.startswith("[")
+        if value is not None and is_list and (part := _SLICE.fullmatch(rest)):
+            first = int(part[1]) - (name[0] in ("@", "*"))
+            return value[max(first, 0) :][: int(part[2]) if part[2] else None]
         if (index := _INDEX.fullmatch(rest)) and value and not set("".join(value)) & set("$`"):
             place = "".join(self._sum(index[1]) or ())
             return value[int(place) : int(place) + 1] if place.isdecimal() else None
@@ -473,12 +550,42 @@ class _Reader:
         return None
 
     def _sum(self, inner: str) -> Value | None:
-        text = _NAME.sub(lambda m: "".join(self.known.get(m[0], ("?",))), inner.replace("$", ""))
+        text = _NUMBERED.sub(lambda m: "".join(self._value(m[1]) or ("?",)), inner)
+        text = _NAME.sub(lambda m: "".join(self.known.get(m[0], ("?",))), text.replace("$", ""))
         text = re.sub(r"[{}]", "", text)
         try:
             return (str(_computed(ast.parse(text.strip(), mode="eval").body)),)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return None
+
+
+def _function(words: Sequence[str]) -> str:
+    """Return the name of the function whose definition begins with these words; empty if none."""
+    name = words[1] if words[:1] == ("function",) and len(words) > 1 else ""
+    if not name and words and (words[0].endswith("()") or words[1:2] == ("()",)):
+        name = words[0]
+    return name.removesuffix("()")
+
+
+def _script_of(
+    words: tuple[str, ...], document: str | None
+) -> tuple[tuple[str, ...], str, dict[str, str]] | None:
+    """Return the words before a script within a command, its text, and the variables that options
+    set for it; None without one."""
+    if words[0] == "eval":
+        return (), " ".join(words[1:]), {}
+    if (inline := inline_script(words)) is not None:
+        return *inline, {}
+    program = next((w for w in words if PurePath(w).name in (*SHELLS, *BATCH)), "")
+    before = words[: words.index(program)] if program else ()
+    if document is not None and (program or document.startswith("#!")):
+        return before, document, {}
+    if PurePath(program).name == _WRAPPING:
+        for word, after in zip(words, (*words[1:], ""), strict=True):
+            name, joined, value = word.partition("=")
+            if name == "--wrap" and (joined or after):
+                return before, value if joined else after, of_options(words)
+    return None
 
 
 def _otherwise(branch: _Branch) -> _Branch:

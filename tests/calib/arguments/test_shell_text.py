@@ -29,6 +29,12 @@ PLAIN = {
     "here-documents": 'cat > /dev/null <<END\n{"don\'t": [1]}\nprobe no\nEND\nprobe a\n'
     "bash <<'END'\nprobe $((1+1))\nEND\nprobe c",
     "functions that are not called": "function f {\n probe no\n}\ng() {\n probe no\n}\nprobe a",
+    "functions": 'N=2\nfunction wide {\n  H=$(($1 * 64))\n  probe --hidden $H "${@:2}"\n}\n'
+    "run()\n{\n  if [ $# -gt 1 ]; then\n    probe $# $1 $N\n    shift\n    probe ${@:1:1}\n  fi\n"
+    "  N=4 # {\n}\nwith() { \"$@\"; }\nrun a b; run c\nwide 8 --x 'y z'\nwith probe $N $H",
+    "functions that other shells have": "run() { probe a $1; }\nexport -f run\nbash -c 'run 1'",
+    "functions of functions": "a() { probe a $1; }\nb() { a $2; probe b $1; a $1; }\nb 1 2\nb 3",
+    "parts of lists": 'A=(1 2 3 4)\nprobe "${A[@]:1}" ${A[@]:1:2} "${A[@]: 3}"',
     "a case": "S=8B N=2\ncase $S in\n  800M)\n    L=1 ;;\n  8B|'70B') L=32\n    "
     "H=4 # wide\n    ;;\n  *) L=0;; esac\n"
     "case x$N in x1 ) N=7;; (x[2-3]) N=8;; *) N=9 ;; esac; probe $L $H $N",
@@ -115,6 +121,13 @@ def test_a_branch_that_the_text_settles_is_followed() -> None:
     assert [one for one in commands(text, given) if one[0] == "probe"] == [
         ("probe", "--tokenizer", "path", "a")
     ]
+    called = "X=1\ns() { X=2; }\nif [ -f a ]; then s; fi\nprobe $X"
+    assert ours(called) == [("probe", "$X")]
+    assert ours("f() { f; }\nf\nprobe $1") == [("probe", "$1")]
+    calls = "\n".join(
+        ["f() { :; }", *(f"{b}() {{\n{a}\n" + f"{a}\n" * 999 + "}" for a, b in ("fg", "gh", "hi"))]
+    )
+    assert ours(f"{calls}\ni\nprobe a") == [("probe", "a")]
     assert ours("X=1\n[[ -f a ]] && X=2\nprobe $X") == [("probe", "$X")]
     assert ours("X=1\n[[ $X == 1 ]] &&\n  X=2\nprobe $X") == [("probe", "2")]
     assert ours("cd dir && probe a || exit 1\nprobe b") == [("probe", "a"), ("probe", "b")]
@@ -155,6 +168,26 @@ def test_branches_are_taken_as_bash_takes_them(parts: list[str], x: str, y: str)
     script = f'X="{x}"\nY="{y}"\nL=()\n{body}\nprobe end "$X" "$Y" "${{L[@]}}"\ntrue'
     expected = [tuple(word for word in call if word) for call in of_bash(script)]
     assert ours(script) == expected
+
+
+_CALLS = st.sampled_from(["f 1 2", "g x", 'g "$X" "a b"', "f", 'X=c; g $Y "z z"'])
+
+
+@pytest.mark.slow
+@given(_chosen(), _chosen(), st.lists(_CALLS, min_size=1, max_size=3), st.sampled_from("ab7"))
+def test_functions_run_where_they_are_called(f: str, g: str, calls: list[str], x: str) -> None:
+    inner = 'probe g "$#" "$1"\n' + g.replace("probe a", 'f "$2" q')
+    body = f'f() {{\n{f}\nprobe f "$@"\n}}\nfunction g\n{{\n{inner}\n}}\n' + "\n".join(calls)
+    script = f'X="{x}"\nY=7\nL=()\n{body}\nprobe end "$X" "$Y" "${{L[@]}}"\ntrue'
+    expected = [tuple(word for word in call if word) for call in of_bash(script)]
+    assert ours(script) == expected
+
+
+def test_a_script_that_a_job_wraps_is_read() -> None:
+    line = "sbatch -N 4 --gpus-per-node=8 {} 'srun probe --nodes $SLURM_NNODES'"
+    for option in ("--wrap", "--wrap="):
+        (words,) = commands(line.format(option).replace("= ", "="))
+        assert words[-4:] == ("srun", "probe", "--nodes", "4")
 
 
 @pytest.mark.parametrize("text", ["probe 'a", 'probe "a', "A=(1 2"])
