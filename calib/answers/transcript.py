@@ -20,7 +20,7 @@ from .run_measurements import HookSummary, Overhead
 PREFIX = "[forerun]"
 NO_LAYOUT = (
     "other layouts not compared: the model and its layout are not known; give them with "
-    "forerun.attach(model, optimizer, config)"
+    "forerun.attach(model, optimizer, config), or the launch line to forerun predict"
 )
 _SEPARATOR = " · "
 _DECISION = "decision: "
@@ -133,7 +133,7 @@ def checked_line(
             words[-1] += f", {format_frac(off_frac)} off"
     if hooks is not None:
         fired = f"hooks {hooks.num_fired} of {hooks.num_installed}, {_cost(overhead)}"
-        words += [fired, *hooks.remarks]
+        words += [fired] * (hooks.num_installed > 0) + [*hooks.remarks]
     return f"checked: {_SEPARATOR.join(words)}" if words else ""
 
 

@@ -133,7 +133,7 @@ def read_training_log(texts: Sequence[str], name: str) -> TrainingLog:
     """
     reader = _Reader()
     for text in texts:
-        for line in text.splitlines():
+        for line in _whole(text).splitlines():
             if len(line) <= MAX_LINE_LENGTH:
                 reader.take(_COLOUR.sub("", line))
     if not reader.lines:
@@ -142,6 +142,12 @@ def read_training_log(texts: Sequence[str], name: str) -> TrainingLog:
             "give the standard output of training"
         )
     return reader.log()
+
+
+def _whole(text: str) -> str:
+    """Return a text without the field that it ends in, which may still be written or cut."""
+    start = text.rfind("\n") + 1
+    return text[: max(start, text.rfind("|") + 1)]
 
 
 @dataclass(slots=True)
@@ -177,6 +183,9 @@ class _Reader:
             # A restart from a checkpoint.
             self.lines = {at: one for at, one in self.lines.items() if at < line.iteration}
             self.phases = {at: s for at, s in self.phases.items() if at[0] < line.iteration}
+        if not line.global_batch_size and self.last in self.lines:
+            before = self.lines[self.last]
+            line = replace(line, global_batch_size=before.global_batch_size)
         self.lines[line.iteration] = line
         self.last, self.num_steps = line.iteration, total
 

@@ -183,6 +183,22 @@ def test_prefixes_copies_and_other_lines_change_nothing(
     assert all(o.num_iterations == interval for o in expected.lines)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_log_that_is_cut_anywhere_has_the_steps_before_the_cut(data: st.DataObject) -> None:
+    """Its last line may still be written, and half a number is another number."""
+    tail = "global batch size:    64 | lm loss: 7.1E+00 | number of nan iterations:   0 |"
+    text = "\n".join(f"{line(at, 480.0 + at)} {tail}" for at in range(1, 6)) + "\n"
+    whole = read_training_log([text], "whole").lines
+    start = text.index("\n")
+    part = read_training_log([text[: data.draw(st.integers(start, len(text)))]], "part").lines
+    for one, other in zip(part, whole, strict=False):
+        assert (one.iteration, one.time_s, one.global_batch_size) == (
+            *(other.iteration, other.time_s),
+            64,
+        )
+
+
 def test_a_restart_runs_iterations_again() -> None:
     first = [line(at, 100.0) for at in (10, 20, 30, 40)]
     second = [line(at, 200.0) for at in (30, 40, 50)]
