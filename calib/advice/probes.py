@@ -267,8 +267,10 @@ def _operators(
 
 def is_probed(kind: OperatorKind, config: RunConfig) -> bool:
     """Return True if a probe can run the same kernel as the model; not so for 8-bit products, whose
-    scaling depends on the model's history."""
+    scaling depends on the model's history, and for attention under a window."""
     if kind.is_quantized and config.fp8 is not Fp8Recipe.NONE:
+        return False
+    if kind is OperatorKind.CORE_ATTENTION and config.model.window is not None:
         return False
     # Latent attention rotates a part of each head, which is not in the shape.
     has_shape = kind is not OperatorKind.POSITION or config.model.latent_attention is None

@@ -13,6 +13,7 @@ from ..workload import (
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
     Arguments,
+    AttentionWindow,
     Dispatcher,
     Experts,
     OpaqueLayer,
@@ -55,6 +56,9 @@ LAYER_KEYS = frozenset(
         *("mamba_d_conv", "mamba_dt_rank", "state_size", "time_step_rank", "expand", "n_groups"),
         *("conv_kernel", "attn_layer_indices", "index_n_heads", "index_head_dim", "index_topk"),
         *("num_heads", "is_moe", "mamba_chunk_size"),
+        *("sliding_window", "attention_chunk_size", "sliding_window_pattern"),
+        *("use_sliding_window", "max_window_layers", "no_rope_layers"),
+        *("no_rope_layer_interval",),
         *_NUM_EXPERTS,
         *_TOP_K,
         *_SHARED_WIDTH,
@@ -62,6 +66,46 @@ LAYER_KEYS = frozenset(
     }
 )
 """Keys that this module reads in any model."""
+
+
+_WINDOWED, _CHUNKED = "sliding_attention", "chunked_attention"
+_PERIOD = ("sliding_window_pattern", "_sliding_window_pattern", "no_rope_layer_interval")
+
+
+def window_of_keys(
+    given: Arguments, num_layers: int, full_every: int | None, *, chunk_size: int = 0
+) -> AttentionWindow | None:
+    """Return the window or chunk of attention, and which of the layers have it; None if none has.
+
+    ``full_every``: attention of every so many layers is full in this family, 0 if of none; None
+    if the family is not known, whose window counts only if keys say which layers have it.
+    ``chunk_size``: the family's default.
+    """
+    # Qwen names a window that it uses only if this switch is on.
+    is_stated = given.get("max_window_layers") is not None
+    width = given.number("sliding_window", "attention_chunk_size", default=chunk_size)
+    if not width or not given.is_on("use_sliding_window", default=not is_stated):
+        return None
+    words = given.words("layer_types", "layers_block_type")
+    period = given.number(*_PERIOD, default=full_every or 0)
+    limits: tuple[bool, ...]
+    if words:
+        limits = tuple(word in (_WINDOWED, _CHUNKED) for word in words)
+    elif rotated := given.words("no_rope_layers"):
+        limits = tuple(word == "1" for word in rotated)
+    elif is_stated:
+        first = given.number("max_window_layers")
+        limits = tuple(layer >= first for layer in range(num_layers))
+    elif not period and full_every is None:
+        return None
+    else:
+        limits = tuple(not period or (layer + 1) % period > 0 for layer in range(num_layers))
+    is_chunked = _CHUNKED in words or given.number("sliding_window") == 0
+    is_all = all(limits)
+    window = AttentionWindow(
+        width=width, is_chunked=is_chunked, layers=() if is_all else limits[:num_layers]
+    )
+    return window if any(limits) else None
 
 
 def layer_symbols(given: Arguments) -> tuple[str, bool]:

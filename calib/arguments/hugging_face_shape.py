@@ -27,6 +27,7 @@ from .hugging_face_layers import (
     experts_of_keys,
     layer_symbols,
     opaque_of_keys,
+    window_of_keys,
 )
 
 _RMS, _LAYER = Normalization.RMS_NORM, Normalization.LAYER_NORM
@@ -49,13 +50,19 @@ class _Family:
     """One shared expert as wide as a routed one."""
     vocab_size: int = 0
     """Default of a family whose files omit it."""
+    full_every: int = 0
+    """Attention of every so many layers has no window, if ``layer_types`` is omitted; 0: of
+    none."""
+    chunk_size: int = 0
+    """Default of ``attention_chunk_size``."""
 
 
 _PLAIN = _Family()
 _QWEN2, _QWEN3 = _Family(has_qkv_bias=True), _Family(has_qk_norm=True)
 _QWEN3_GATED = _Family(has_qk_norm=True, has_attention_gate=True)
-_GEMMA3 = _Family(has_qk_norm=True, is_tied=True, vocab_size=262_208)
-_LLAMA4 = _Family(has_shared_expert=True)
+_GEMMA3 = _Family(has_qk_norm=True, is_tied=True, vocab_size=262_208, full_every=6)
+_LLAMA4 = _Family(has_shared_expert=True, full_every=4, chunk_size=8192)
+_COHERE = _Family(is_tied=True, is_residual_parallel=True, normalization=_LAYER)
 _FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "ministral3", "mixtral", "phi3", "granite"), _PLAIN),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"), _PLAIN),
@@ -65,20 +72,22 @@ _FAMILIES = {
     **dict.fromkeys(("qwen3", "qwen3_moe", "minimax_m2", "olmoe"), _QWEN3),
     **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text"), _QWEN3_GATED),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _QWEN3_GATED),
-    **dict.fromkeys(("olmo2", "olmo3"), _QWEN3),
-    **dict.fromkeys(("gemma", "gemma2"), _Family(is_tied=True)),
+    "olmo2": _QWEN3,
+    "olmo3": replace(_QWEN3, full_every=4),
+    "gemma": _Family(is_tied=True),
+    "gemma2": _Family(is_tied=True, full_every=2),
     **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
     **dict.fromkeys(("llama4", "llama4_text"), _LLAMA4),
     **dict.fromkeys(("smollm3", "ernie4_5", "ernie4_5_moe"), _Family(is_tied=True)),
-    "gpt_oss": _Family(has_bias=True),
+    "gpt_oss": _Family(has_bias=True, full_every=2),
     "gpt_neox": _Family(
         is_gated=False, has_bias=True, is_residual_parallel=True, normalization=_LAYER
     ),
     "phi": _Family(is_gated=False, has_bias=True, is_residual_parallel=True, normalization=_LAYER),
     "phimoe": _Family(normalization=_LAYER, has_qkv_bias=True),
     "starcoder2": _Family(is_gated=False, has_bias=True, is_tied=True, normalization=_LAYER),
-    "cohere": _Family(is_tied=True, is_residual_parallel=True, normalization=_LAYER),
-    "cohere2": _Family(is_tied=True, is_residual_parallel=True, normalization=_LAYER),
+    "cohere": _COHERE,
+    "cohere2": replace(_COHERE, full_every=4),
     **dict.fromkeys(("stablelm", "olmo"), _Family(normalization=_LAYER)),
     "arcee": _Family(is_gated=False),
     "nemotron": _Family(is_gated=False, normalization=_LAYER),
@@ -125,7 +134,9 @@ def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
         return _gpt2(given)
     family = _FAMILIES.get(kind) or _by_keys(keys, given, kind)
     symbols, is_half = layer_symbols(given)
-    shape = _shape(given, family, len(symbols))
+    full_every = family.full_every if kind in _FAMILIES else None
+    window = window_of_keys(given, len(symbols), full_every, chunk_size=family.chunk_size)
+    shape = replace(_shape(given, family, len(symbols)), window=window)
     experts = experts_of_keys(
         given,
         num_layers=len(symbols),
@@ -138,6 +149,9 @@ def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
     kinds = symbols if is_half else _halves(symbols, experts)
     if experts is not None:
         experts = replace(experts, layer_pattern=())
+    if window is not None and window.layers and not is_half:
+        both = tuple(flag for limited in window.layers for flag in (limited, False))
+        window = replace(window, layers=both)
     num_predicted = shape.num_prediction_layers
     return _with_latent(
         given,
@@ -147,6 +161,7 @@ def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
             layer_kinds=kinds,
             prediction_kinds=kinds[-2:] if num_predicted and not is_half else "",
             opaque_layers=opaque,
+            window=window,
             experts=experts if EXPERTS_SYMBOL in kinds else None,
         ),
     )
@@ -251,10 +266,13 @@ def notes_of_keys(config: Mapping[str, object], *, seq_length: int) -> tuple[str
             f"biases or query-key norms but those named, embedding and head "
             f"{'shared' if given.is_on('tie_word_embeddings') else 'separate'}"
         )
-    if width := attention_window(keys, seq_length=seq_length):
+    width = given.number("sliding_window", "attention_chunk_size")
+    is_open = kind not in _FAMILIES and not given.words("layer_types", "layers_block_type")
+    is_used = given.is_on("use_sliding_window", default="max_window_layers" not in keys)
+    if is_open and is_used and 0 < width < seq_length and shape_of_keys(keys).window is None:
         notes.append(
-            f"config.json limits attention to {width:,} tokens in some layers: they count as full "
-            f"attention, which overstates their time"
+            f"config.json names a window of {width:,} tokens but no layer_types: attention counts "
+            f"as full, which overstates its time"
         )
     encoders = sorted(name for name in config if _ENCODER.fullmatch(name) and config[name])
     if encoders:
@@ -265,20 +283,6 @@ def notes_of_keys(config: Mapping[str, object], *, seq_length: int) -> tuple[str
             f"count"
         )
     return tuple(notes)
-
-
-def attention_window(keys: Mapping[str, object], *, seq_length: int) -> int:
-    """Return the tokens that a window or chunk of attention spans, 0 if no layer has one below
-    ``seq_length``."""
-    given = Arguments(keys)
-    kinds = given.words("layer_types", "layers_block_type")
-    if kinds and not {"sliding_attention", "chunked_attention"} & set(kinds):
-        return 0
-    # Qwen names a window that it uses only if this switch is on.
-    if not given.is_on("use_sliding_window", default="max_window_layers" not in keys):
-        return 0
-    width = given.number("sliding_window", "attention_chunk_size")
-    return width if width < seq_length else 0
 
 
 def _with_latent(given: Arguments, shape: ModelShape) -> ModelShape:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
 from ..workload import (
     Arguments,
+    AttentionWindow,
     Dispatcher,
     Experts,
     LatentAttention,
@@ -17,6 +19,9 @@ from ..workload import (
     PositionEmbedding,
     at_least_one,
     decode,
+    option_of,
+    shown,
+    whole,
 )
 from .hybrid_pattern import HybridPattern, opaque_layers
 from .megatron_options import EXPERT_SWITCHES
@@ -85,6 +90,7 @@ def model_shape(given: Arguments, tp: int, pattern: HybridPattern | None = None)
         max_position_embeddings=given.number("max_position_embeddings"),
         experts=_experts(given, ffn, num_layers),
         latent_attention=_latent_attention(given) if is_latent else None,
+        window=_window(given, num_layers),
         num_prediction_layers=given.number("mtp_num_layers"),
         layer_kinds=pattern.layer_kinds if pattern else "",
         prediction_kinds=pattern.prediction_kinds if pattern else "",
@@ -183,6 +189,25 @@ def _latent_attention(given: Arguments) -> LatentAttention:
     )
 
 
+def _window(given: Arguments, num_layers: int) -> AttentionWindow | None:
+    """Return the window of ``--window-size``: keys before and after a query, -1 for all; causal
+    attention has none after (``is_layer_window_attention`` of ``core/transformer/utils.py``)."""
+    words = given.words("window_size")
+    sizes = [word for one in words for word in one.strip("()[] ").split(",") if word.strip()]
+    if not sizes:
+        return None
+    before = whole("window_size", sizes[0])
+    if before < 0:
+        return None
+    freq = given.get("window_attn_skip_freq")
+    layers: tuple[bool, ...] = ()
+    if freq is not None:
+        layers = _flags(
+            "window_attn_skip_freq", freq, num_layers, lambda layer, step: (layer + 1) % step > 0
+        )
+    return AttentionWindow(width=before + 1, layers=layers) if any(layers or (True,)) else None
+
+
 def expert_layers(freq: object, num_layers: int) -> tuple[bool, ...]:
     """Return one flag per layer, first to last, True with experts; empty if all have them.
 
@@ -193,25 +218,33 @@ def expert_layers(freq: object, num_layers: int) -> tuple[bool, ...]:
     >>> expert_layers("[0]*1+[1]*2", 3)
     (False, True, True)
     """
-    value = _evaluated(freq) if isinstance(freq, str) else freq
+    return _flags("moe_layer_freq", freq, num_layers, lambda layer, step: layer % step == 0)
+
+
+def _flags(
+    name: str, freq: object, num_layers: int, is_set: Callable[[int, int], bool]
+) -> tuple[bool, ...]:
+    """Return one flag per layer, those of a list or of ``is_set(layer, number)``; empty if all are
+    set."""
+    value = _evaluated(name, freq) if isinstance(freq, str) else freq
     if isinstance(value, list | tuple):
-        pattern = tuple(bool(int(v)) for v in value)
+        flags = tuple(bool(int(v)) for v in value)
     elif isinstance(value, int) and value >= 1:
-        pattern = tuple(layer % value == 0 for layer in range(num_layers))
+        flags = tuple(is_set(layer, value) for layer in range(num_layers))
     else:
         raise ConfigError(
-            f"--moe-layer-freq {freq!r} is neither a whole number above 0 nor a list; give one, "
-            "such as 2 or [0]*3+[1]*58"
+            f"{option_of(name)} {shown(freq)} is neither a whole number above 0 nor a list; give "
+            f"one, such as 2 or [0]*3+[1]*58"
         )
-    return () if all(pattern) and len(pattern) == num_layers else pattern
+    return () if all(flags) and len(flags) == num_layers else flags
 
 
-def _evaluated(text: str) -> Any:
+def _evaluated(name: str, text: str) -> Any:
     try:
         return _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ValueError) as err:
         raise ConfigError(
-            f"--moe-layer-freq {text!r} is not made of numbers, lists, + and *; "
+            f"{option_of(name)} {shown(text)} is not made of numbers, lists, + and *; "
             f"write it as [0]*3+[1]*58"
         ) from err
 

@@ -8,7 +8,7 @@ overlaps and excludes a distributed optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -249,6 +249,7 @@ def model_values(config: RunConfig) -> Values:
         "mtp_num_layers": model.num_prediction_layers,
         **(_expert_values(model.experts) if model.experts else {}),
         **_latent_values(model),
+        **_window_values(model),
         "bf16": config.precision is Precision.BF16,
         "fp16": config.precision is Precision.FP16,
         "train_iters": cadence.train_iters,
@@ -384,13 +385,12 @@ def _gradient_values(config: RunConfig) -> Values:
 
 
 def _expert_values(experts: Experts) -> Values:
-    runs = [(int(has), len(list(run))) for has, run in groupby(experts.layer_pattern)]
     return {
         "num_experts": experts.num_experts,
         "moe_router_topk": experts.top_k,
         "moe_ffn_hidden_size": experts.ffn_hidden_size,
         "moe_shared_expert_intermediate_size": experts.shared_ffn_hidden_size,
-        "moe_layer_freq": "+".join(f"[{has}]*{num}" for has, num in runs),
+        "moe_layer_freq": _runs(experts.layer_pattern),
         "moe_token_dispatcher_type": experts.dispatcher.value,
         "moe_expert_capacity_factor": experts.capacity_factor,
         "moe_expert_rank_capacity_factor": experts.rank_capacity_factor,
@@ -407,3 +407,19 @@ def _latent_values(model: ModelShape) -> Values:
         return {}
     names = latent.__dataclass_fields__
     return {"multi_latent_attention": True, **{name: getattr(latent, name) for name in names}}
+
+
+def _window_values(model: ModelShape) -> Values:
+    window = model.window
+    if window is None:
+        return {}
+    return {
+        "window_size": f"{window.width - 1},0",
+        "window_attn_skip_freq": _runs(window.layers) or None,
+    }
+
+
+def _runs(flags: Sequence[bool]) -> str:
+    """Return flags as Megatron evaluates them, such as ``[0]*3+[1]*58``."""
+    runs = [(int(is_set), len(list(run))) for is_set, run in groupby(flags)]
+    return "+".join(f"[{is_set}]*{num}" for is_set, num in runs)

@@ -89,7 +89,10 @@ class FittedSteps:
         """Return the steps of many layouts, in their order."""
         estimates: dict[int, StepEstimate] = {}
         # Layouts share operators, and an attention or product has a single time among them.
-        kernels = [(c.is_attention_fused, c.is_without_tensor_cores, c.fp8) for c in configs]
+        kernels = [
+            (c.is_attention_fused, *c.model.limits, c.is_without_tensor_cores, c.fp8)
+            for c in configs
+        ]
         for kernel in dict.fromkeys(kernels):
             places = [place for place, one in enumerate(kernels) if one == kernel]
             layouts, theta = self._layouts([configs[place] for place in places])

@@ -182,22 +182,43 @@ def _is_fused_norm(item: Item) -> bool:
 def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
     """Estimate items with operators under the names that tables have for the stack of each
     layout."""
-    parts: list[tuple[Item, ...]] = [(item,) for item in compiled.items]
+    parts: list[tuple[tuple[float, Item], ...]] = [((1.0, item),) for item in compiled.items]
     index = {item: place for place, item in enumerate(compiled.items)}
     for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
         for operator, _ in block.operators:
             if operator.kind in _RENAMED:
-                parts[index[operator]] = _stack_operators(operator, config, base)
-    estimates = base.estimates([part for one in parts for part in one])
+                parts[index[operator]] = tuple(
+                    (share, part)
+                    for share, one in _by_window(operator, config, base)
+                    for part in _stack_operators(one, config, base)
+                )
+    estimates = base.estimates([part for one in parts for _, part in one])
     numbers = np.array([len(one) for one in parts])
     if (numbers == 1).all():
         return estimates
+    shares = np.array([share for one in parts for share, _ in one])
     first = np.concatenate([[0], np.cumsum(numbers)[:-1]])
     return Estimates(
-        time_s=np.add.reduceat(estimates.time_s, first),
+        time_s=np.add.reduceat(shares * estimates.time_s, first),
         sigma_log=np.maximum.reduceat(estimates.sigma_log, first),
         sources=tuple(estimates.sources[place] for place in first.tolist()),
     )
+
+
+def _by_window(
+    operator: Operator, config: RunConfig, base: BaseTimes
+) -> list[tuple[float, Operator]]:
+    """Return shares of layers, each with the operator that has as many scores as theirs.
+
+    Unfused attention computes scores and masks them; the operators of a run ran under its windows.
+    """
+    limited_frac, scores_frac = config.model.limits
+    is_limited = limited_frac and operator.kind is Kind.CORE_ATTENTION
+    if not (is_limited and config.is_attention_fused) or base.conditions.is_in_situ:
+        return [(1.0, operator)]
+    short = replace(operator, shape=_causal_shape(operator.shape, scores_frac))
+    both = [(limited_frac, short), (1.0 - limited_frac, operator)]
+    return both if limited_frac < 1.0 else both[:1]
 
 
 def _stack_operators(
@@ -230,6 +251,19 @@ def _stack_operators(
     if operator.kind is Kind.CORE_ATTENTION and is_other:
         return tuple(decomposed(replace(operator, phase=phase), is_fused=False))
     return (operator,)
+
+
+def _causal_shape(shape: tuple[int, ...], scores_frac: float) -> tuple[int, ...]:
+    """Return the shape of causal attention with as many scores as fused attention under a window:
+    more, shorter samples, about as many tokens.
+
+    >>> _causal_shape((1, 32, 8, 4096, 128), 0.25)
+    (4, 32, 8, 1024, 128)
+    """
+    batch, heads, groups, seq, channels = shape
+    number = max(1, round(batch / scores_frac))
+    length = max(1, round(seq * math.sqrt(batch * scores_frac / number)))
+    return number, heads, groups, length, channels
 
 
 _RENAMED = (Kind.NORM, Kind.FUSED_NORM, Kind.POSITION, Kind.CORE_ATTENTION)

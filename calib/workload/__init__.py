@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         MLP_SYMBOL,
         MOST,
         OPAQUE_SYMBOLS,
+        AttentionWindow,
         Dispatcher,
         Experts,
         LatentAttention,

@@ -163,6 +163,38 @@ class LatentAttention:
             at_least_one(name, getattr(self, name))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWindow:
+    """Limit on the tokens that a query attends to, in some layers or all."""
+
+    width: int
+    """Tokens of the window that ends with the query, or of a chunk."""
+    is_chunked: bool = False
+    """The sample is split into chunks, and a query attends only within its own."""
+    layers: tuple[bool, ...] = ()
+    """Which layers have the limit, first to last; empty means all."""
+
+    def __post_init__(self) -> None:
+        at_least_one("width", self.width)
+
+    def scores_frac(self, seq_length: int) -> float:
+        """Return the scores of a layer with the limit over those of a causal layer without it.
+
+        >>> AttentionWindow(width=2).scores_frac(4), AttentionWindow(width=4).scores_frac(4)
+        (0.7, 1.0)
+        """
+        width = min(self.width, seq_length)
+        number = seq_length * width - _triangle(width - 1)
+        if self.is_chunked:
+            chunks, rest = divmod(seq_length, width)
+            number = chunks * _triangle(width) + _triangle(rest)
+        return number / _triangle(seq_length)
+
+
+def _triangle(length: int) -> int:
+    return length * (length + 1) // 2
+
+
 ATTENTION_SYMBOLS, MLP_SYMBOL, EXPERTS_SYMBOL = "*+", "-", "E"
 OPAQUE_SYMBOLS = "MGDL"
 """Mamba, gated delta net, sparse latent attention, and other linear attention, which Megatron does
@@ -240,6 +272,8 @@ class ModelShape:
     """Experts that replace MLPs; None: a dense model."""
     latent_attention: LatentAttention | None = None
     """Latent attention as in DeepSeek-V2; None: heads as above."""
+    window: AttentionWindow | None = None
+    """Limit on the tokens that attention spans; None: each query attends to all before it."""
     is_residual_parallel: bool = False
     """Attention and MLP both read the input of the layer and are summed together (GPT-NeoX)."""
     num_prediction_layers: int = 0
@@ -277,6 +311,12 @@ class ModelShape:
             raise ConfigError(
                 f"layer_pattern has {len(pattern)} entries, not num_layers {self.num_layers}; give "
                 f"one for each layer"
+            )
+        limited = self.window.layers if self.window else ()
+        if limited and len(limited) != self.num_layers:
+            raise ConfigError(
+                f"layers of the attention window have {len(limited)} entries, not num_layers "
+                f"{self.num_layers}; give one for each layer"
             )
         if self.layer_kinds or self.prediction_kinds:
             self._check_kinds()
@@ -319,6 +359,22 @@ class ModelShape:
         if self.layer_kinds:
             return MLP_SYMBOL in self.layer_kinds
         return not all(map(self.has_experts, range(self.num_layers)))
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Layers with an attention window over those with attention, and scores of such a layer
+        over those without a window."""
+        window = self.window
+        if window is None:
+            return 0.0, 1.0
+        kinds = self.layer_kinds or ATTENTION_SYMBOLS[0] * self.num_layers
+        limited = window.layers or (True,) * self.num_layers
+        flags = [
+            is_limited
+            for kind, is_limited in zip(kinds, limited, strict=True)
+            if kind in ATTENTION_SYMBOLS
+        ]
+        return sum(flags) / max(len(flags), 1), window.scores_frac(self.seq_length)
 
     def has_experts(self, layer: int) -> bool:
         """Return True if the layer (counted from 0) has experts in place of a dense MLP."""

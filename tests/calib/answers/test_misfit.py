@@ -112,7 +112,7 @@ def test_the_running_layout_is_known_at_any_batch_and_however_its_node_is_stated
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["window_size", "deterministic_mode"])
+@pytest.mark.parametrize("name", ["linear_attention_freq", "deterministic_mode"])
 def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) -> None:
     """The measured steps hold it; of other layouts it may change a factor of two, but for what is
     known to stand beside the step."""
@@ -126,7 +126,7 @@ def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) 
     (row,) = compare(with_option, [other], steps)
     (usual,) = compare(RUNNING, [LARGER], bare)
     widths = [math.log((1 + one.time_frac_high) / (1 + one.time_frac_low)) for one in (row, usual)]
-    if name == "window_size":
+    if name == "linear_attention_freq":
         assert widths[0] == pytest.approx(math.hypot(widths[1], 2 * math.log(2)), rel=0.1)
         assert row.is_unsure
     else:

@@ -165,6 +165,8 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--use-tp-pp-dp-mapping": SWITCH,
     "--v-head-dim": ("32", "128"),
     "--wgrad-deferral-limit": ("0", "2", "22"),
+    "--window-attn-skip-freq": ("2", "16", "[1]*12+[0]*4"),
+    "--window-size": ("127,0", "(63,0)", "-1,0"),
 }
 """Values that each option may have, words separated by spaces."""
 _NO_OPTION = {"padded_vocab_size"}

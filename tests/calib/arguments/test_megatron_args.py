@@ -245,7 +245,7 @@ def test_settings_outside_the_model_are_listed() -> None:
     config = from_namespace(
         namespace(
             cp_comm_type=["p2p", "a2a"],
-            window_size=(128, 0),
+            linear_attention_freq=2,
             cpu_offloading_num_layers=1,
             tp_comm_overlap_ag=False,
             optimizer="adam",
@@ -259,7 +259,7 @@ def test_settings_outside_the_model_are_listed() -> None:
         "cp_comm_type",
         "cpu_offloading_num_layers",
         "tp_comm_overlap_ag",
-        "window_size",
+        "linear_attention_freq",
     }
 
 
@@ -285,7 +285,7 @@ def test_what_is_called_modelled_is_read() -> None:
         {"recompute_granularity": "full", "recompute_method": "block"},
         {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True},
         {"num_experts": 8, "moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True},
-        {"fine_grained_activation_offloading": True},
+        {"fine_grained_activation_offloading": True, "window_size": (127, 0)},
         {"use_torch_fsdp2": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
         | {"global_batch_size": 16, "defer_embedding_wgrad_compute": True},

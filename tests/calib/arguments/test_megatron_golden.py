@@ -11,6 +11,7 @@ import pytest
 
 from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
 from forerun.calib.arguments.megatron_namespace import from_namespace
+from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import ContextComm, Fp8Recipe, Recompute, RunConfig
 
 FILE = Path(__file__).parents[2] / "golden" / "megatron_args" / "core_v0.16.1.json"
@@ -61,7 +62,7 @@ def test_what_is_modelled_is_not_listed() -> None:
     listed = {name: described(name).unmodelled for name in ROWS}
     assert {name: names for name, names in listed.items() if names} == {
         "layout_prediction_apart": ("pipeline_model_parallel_layout",),
-        "samples": ("log_params_norm", "window_size", "optimizer"),
+        "samples": ("log_params_norm", "optimizer"),
     }
 
 
@@ -77,6 +78,7 @@ def test_settings_reach_their_fields() -> None:
     assert described("context_parallel").parallelism.context_comm is ContextComm.ALL_TO_ALL
     assert described("context_parallel").parallelism.is_pipeline_before_data
     assert described("fp16_ramp_up_in_samples").cadence.rampup_batch_size == (64, 32, 40000)
+    assert described("samples").model.window == AttentionWindow(width=129)
     latent = described("latent_attention_experts_by_list").model
     assert latent.latent_attention and latent.latent_attention.q_lora_rank == 384
     assert latent.experts and latent.experts.layer_pattern == (False,) + (True,) * 15

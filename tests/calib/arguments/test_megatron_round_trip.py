@@ -22,6 +22,7 @@ from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ConfigError
+from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import (
     CONFIG_SWITCHES,
     Attention,
@@ -101,9 +102,15 @@ def models(draw: st.DrawFn) -> ModelShape:
         max_position_embeddings=128,
         experts=experts,
         latent_attention=latent,
+        window=draw(st.none() | windows(num_layers)),
         num_prediction_layers=(num_predicted := draw(st.integers(0, 2))),
         **(_hybrid(draw, num_layers, kinds, num_predicted) if is_hybrid else {}),
     )
+
+
+def windows(num_layers: int) -> st.SearchStrategy[AttentionWindow]:
+    layers = st.tuples(*[st.booleans()] * num_layers).filter(lambda flags: len({*flags}) == 2)
+    return st.builds(AttentionWindow, width=st.integers(1, 256), layers=st.just(()) | layers)
 
 
 def _hybrid(draw: st.DrawFn, num_layers: int, kinds: str, num_predicted: int) -> dict[str, str]:
