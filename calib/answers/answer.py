@@ -187,8 +187,8 @@ class Answer:
         """The modelled part; raises ``CalibrationError`` if there is none."""
         if self.modelled is None:
             raise CalibrationError(
-                f"the layout of run {self.run_id} is not known; give config to forerun.attach and "
-                "record it again"
+                f"the layout of run {self.run_id} is not known; give a launch line instead, or "
+                "config to forerun.attach and record it again"
             )
         return self.modelled
 

@@ -126,6 +126,15 @@ def read_words(argv: Sequence[str]) -> ArgumentTable:
     return table
 
 
+_DTYPES = {
+    "torch.float32": "fp32",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.uint8": "fp8",
+}
+"""Words of Megatron's options for types, by their names in a namespace that was checked."""
+
+
 def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     """Return the arguments of a parsed YAML or JSON file, by option (``--num-layers``) or by name.
 
@@ -135,8 +144,9 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     table = ArgumentTable()
     inner = mapping.get("MODEL_ARGS")
     for key, value in _flat(inner if isinstance(inner, Mapping) else mapping):
-        if value is None or (key.startswith("-") and value is False):
+        if value is None or value == [] or (key.startswith("-") and value is False):
             continue
+        value = _DTYPES.get(str(value), value)
         if str(value) in _OFF and not is_known(key.lstrip("-").replace("-", "_")):
             continue  # an unknown setting that is off needs no report
         # Functional tests escape characters that are special to a shell.

@@ -35,6 +35,6 @@ if TYPE_CHECKING:
     from .kineto_origins import TraceShares
     from .nccl_inspector import inspector_collectives, inspector_operations
     from .nccl_tests import nccl_tests_collectives
-    from .training_log import LogLine, TrainingLog, read_training_log
+    from .training_log import LogLine, TrainingLog, logged_arguments, read_training_log
 
 __getattr__ = lazy_getattr(__name__)

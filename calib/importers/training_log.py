@@ -40,6 +40,7 @@ _NUMBER = re.compile(r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)([KM])?")
 _POWERS = {None: 1.0, "K": 1e3, "M": 1e6}
 _MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):([0-5]\d(?:[.,]\d{1,6})?)")
 _ARGUMENT = re.compile(r"(?:^|[\s:>])([a-z][a-z0-9_]*) \.{2,} ?(\S.*?)\s*$")
+_RULE = re.compile(r"-{5,} (end of )?\w*\s?arguments -{5,}", re.IGNORECASE)
 _TIMER = re.compile(
     r"\b(evaluate|save-checkpoint)\b[ .]*:\s*\(?\s*(?:\d+\.?\d*\s*,\s*)?(\d+\.?\d*)"
 )
@@ -142,6 +143,23 @@ def read_training_log(texts: Sequence[str], name: str) -> TrainingLog:
             "give the standard output of training"
         )
     return reader.log()
+
+
+def logged_arguments(text: str) -> dict[str, ArgumentValue]:
+    """Return the arguments that a log begins with, by name in Megatron's namespace.
+
+    They are printed between two rules of dashes; of several lists the first counts.
+    """
+    arguments: dict[str, ArgumentValue] = {}
+    is_inside = False
+    for line in text.splitlines():
+        if rule := _RULE.search(line):
+            if rule[1]:
+                break
+            is_inside = True
+        elif is_inside and (one := _ARGUMENT.search(_COLOUR.sub("", line))):
+            arguments.setdefault(one[1], _value(one[2]))
+    return arguments
 
 
 def _whole(text: str) -> str:

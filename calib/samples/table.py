@@ -144,8 +144,8 @@ class SampleTable:
         texts = runs.loc[runs["config"] != "", "config"]
         if texts.empty:
             raise CalibrationError(
-                f"run {self.run_id!r} has no description of its layout; give config to "
-                "forerun.attach and record it again"
+                f"run {self.run_id!r} has no description of its layout; give a launch line in its "
+                "place, or config to forerun.attach and record it again"
             )
         try:
             described: Any = parse_json(str(texts.iloc[0]))

@@ -50,6 +50,7 @@ _FOLDERS = (
 )
 _PARENTS, _MOST_BUILT_ON = 6, 10
 _BASES = ("bases", "extends", "includes")
+_LOGS = (".log", ".out", ".txt")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _REDIRECTED = re.compile(r"^\d*(?:>>?|<)(?:&\d*)?")
 _SIZES = ("--num-layers", "--hidden-size")
@@ -61,7 +62,8 @@ def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described
 
     ``.yaml`` and ``.json`` hold Megatron's arguments (flat, under ``MODEL_ARGS``, or a dumped
     namespace), a ``RunConfig`` as in the report, or a Hugging Face ``config.json``, whose model and
-    16-bit dtype replace those in ``base``; ``.pt`` and a directory are a checkpoint of Megatron.
+    16-bit dtype replace those in ``base``; ``.pt`` and a directory are a checkpoint of Megatron;
+    ``.log``, ``.out`` and ``.txt`` a log of its training, which begins with all arguments.
     Raises ``ConfigError`` if the file is missing or is none of these.
     """
     ranks = num_ranks or base.parallelism.num_ranks
@@ -118,6 +120,8 @@ def described_run(
 def _parsed(path: Path) -> Mapping[str, Any]:
     if path.is_dir() or path.suffix == ".pt":
         return _checkpoint_arguments(path)
+    if path.suffix in _LOGS:
+        return _logged(path)
     text = _text(path, "give a text file of arguments that exists")
     value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(value, Mapping):
@@ -125,16 +129,34 @@ def _parsed(path: Path) -> Mapping[str, Any]:
     return _joined(path, value) if "modules" in value else value
 
 
-def _text(path: Path, rule: str) -> str:
+def _logged(path: Path) -> Mapping[str, Any]:
+    """Return the arguments that a log of Megatron's begins with."""
+    from ...calib.importers import logged_arguments  # slow to import
+
+    rule = "give the standard output of training, with its list of arguments"
+    arguments = logged_arguments(_beginning(path, rule).decode(errors="replace"))
+    if "hidden_size" not in arguments:
+        raise ConfigError(f"{path} begins with no list of Megatron's arguments; {rule}")
+    return arguments
+
+
+def _beginning(path: Path, rule: str) -> bytes:
+    """Return at most a byte more than ``MAX_NBYTES``."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_NBYTES + 1)
-        text = data.decode()
-    except (OSError, UnicodeDecodeError) as err:
+            return file.read(MAX_NBYTES + 1)
+    except OSError as err:
         raise ConfigError(f"{path} cannot be read: {err}; {rule}") from err
+
+
+def _text(path: Path, rule: str) -> str:
+    data = _beginning(path, rule)
     if len(data) > MAX_NBYTES:
         raise ConfigError(f"{path} is larger than {MAX_NBYTES >> 20} MiB; {rule}")
-    return text
+    try:
+        return data.decode()
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path} cannot be read: {err}; {rule}") from err
 
 
 def _json(path: Path, text: str) -> Any:

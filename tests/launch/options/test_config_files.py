@@ -16,6 +16,7 @@ from golden_copies import golden_copy
 from model_options import model_options
 
 from forerun.calib.arguments.megatron_args import apply_options, options
+from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.errors import ConfigError
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
@@ -52,6 +53,51 @@ def test_arguments_as_yaml(tmp_path: Path, running_config: RunConfig) -> None:
     assert (description.config.model.num_layers, description.config.model.is_gated) == (4, True)
     assert description.config.parallelism.num_ranks == running_config.parallelism.num_ranks == 2
     assert read_config(file, running_config, num_ranks=8).config.parallelism.dp == 8
+
+
+ROWS = json.loads(
+    (Path(__file__).parents[2] / "golden" / "megatron_args" / "core_v0.16.1.json").read_text()
+)
+
+
+def printed(arguments: dict[str, Any], prefix: str = "") -> str:
+    """The list at the begin of a log, as ``_print_args`` of Megatron-LM core_v0.16.1 prints it."""
+    lines = sorted(f"{prefix}  {n} {'.' * (48 - len(n))} {v}" for n, v in arguments.items())
+    begin, end = "-" * 24 + " arguments " + "-" * 24, "-" * 20 + " end of arguments " + "-" * 21
+    return "\n".join([f"{prefix}{begin}", *lines, f"{prefix}{end}"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+@pytest.mark.parametrize("prefix", ["", "[default0]:"])
+def test_the_list_of_arguments_in_a_log(
+    row: dict[str, Any], prefix: str, tmp_path: Path, running_config: RunConfig
+) -> None:
+    file = tmp_path / "train.log"
+    text = f"> building indices ... done\n{printed(row['validated'], prefix)}\n"
+    file.write_text(text + "time to wait ...... 3\n" + printed({"hidden_size": 1}) + "x" * 2**20)
+    argv = row["argv"].split()
+    described = read_config(file, running_config)
+    assert described.unknown == ()
+    assert described.config == config_from_command(argv, num_ranks=row["num_ranks"]).config
+
+
+def test_options_from_a_log_are_those_of_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log has values that were checked, of which some are no words of an option."""
+    file = tmp_path / "train.log"
+    file.write_text(printed(ROWS[0]["validated"] | {"offload_modules": []}))
+    assert main(["predict", "--device", "H100", "--config", str(file)]) == 0
+    words = capsys.readouterr().out.splitlines()[-1].split()
+    assert words[words.index("--exp-avg-dtype") + 1] == "fp32"
+    assert "--offload-modules" not in words
+
+
+def test_a_log_without_arguments_is_named(tmp_path: Path, running_config: RunConfig) -> None:
+    file = tmp_path / "train.log"
+    file.write_text("  hidden_size ........ 64\n")
+    with pytest.raises(ConfigError, match="begins with no list of Megatron's arguments; give the"):
+        read_config(file, running_config)
 
 
 LLAMA = {
