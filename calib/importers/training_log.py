@@ -163,9 +163,10 @@ def logged_arguments(text: str) -> dict[str, ArgumentValue]:
 
 
 def _whole(text: str) -> str:
-    """Return a text without the field that it ends in, which may still be written or cut."""
+    """Return a text without the value that it ends in, which may still be written or cut."""
     start = text.rfind("\n") + 1
-    return text[: max(start, text.rfind("|") + 1)]
+    end = text.rfind("|", start) + 1 or text.rfind(")", start) + 1
+    return text[: max(start, end)]
 
 
 @dataclass(slots=True)

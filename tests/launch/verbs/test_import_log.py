@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forerun.calib.importers import read_training_log
 from forerun.launch.cli import main
 
 ARGUMENTS = """------------------------ arguments ------------------------
@@ -69,6 +71,25 @@ def test_a_tenth_of_a_log_gives_the_finish_within_one_percent(
     assert (run["iteration"], run["steps_total"], run["state"]) == (200, NUM_STEPS, "logged")
     assert run["finish_p50_unix_s"] == pytest.approx(forecast["finish_p50_unix_s"])
     assert run["step_time_s"] == pytest.approx(STEP_S, rel=0.02)
+
+
+LOGS = Path(__file__).parents[2] / "golden" / "megatron_logs"
+
+
+@pytest.mark.parametrize("name", ["each_iteration", "every_fifth_with_saves"])
+def test_a_tenth_of_a_real_log_gives_the_finish_within_one_percent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Times of both ends are those that Megatron printed."""
+    text = (LOGS / f"{name}.log").read_text()
+    whole = read_training_log([text], name)
+    first, last = whole.lines[0], whole.lines[-1]
+    assert first.unix_s and last.unix_s and last.iteration == whole.num_steps == 400
+    took_s = last.unix_s - first.unix_s + first.num_iterations * first.time_s
+    at = next(n.start() for n in re.finditer(r"\n.*iteration +(\d+)/", text) if int(n[1]) > 40)
+    forecast = answer(capsys, "report", str(imported(tmp_path, text[: at + 1])))["forecast"]
+    assert forecast["finish_p50_unix_s"] == pytest.approx(last.unix_s, abs=0.01 * took_s)
+    assert forecast["remaining_low_s"] < 0.9 * took_s < forecast["remaining_high_s"]
 
 
 def test_the_report_has_rates_ranks_and_device(
