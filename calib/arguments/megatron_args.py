@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from ..errors import ConfigError
 from ..workload import (
     ArgumentValue,
+    AttentionWindow,
     Batch,
     Experts,
     ModelShape,
@@ -357,6 +358,8 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
             parsed_config.model,
             experts=experts,
             opaque_layers=_sized(parsed_config.model, config.model),
+            is_residual_parallel=config.model.is_residual_parallel,
+            window=_chunked(parsed_config.model.window, config.model.window),
         ),
         parallelism=replace(
             parsed_config.parallelism,
@@ -372,6 +375,15 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
         absent=config.absent,
         given=config.given,
     )
+
+
+def _chunked(
+    window: AttentionWindow | None, base: AttentionWindow | None
+) -> AttentionWindow | None:
+    """Return the window, or ``base`` if that has the same size in chunks."""
+    if window is None or base is None or replace(base, is_chunked=False) != window:
+        return window
+    return base
 
 
 def _sized(model: ModelShape, base: ModelShape) -> tuple[OpaqueLayer, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 from forerun.calib.arguments.hugging_face import Training, from_hugging_face, from_training
 from forerun.calib.arguments.hugging_face_shape import notes_of_keys
+from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.layers.stage_work import stage_parameters
 from forerun.calib.memory.peak import memory
@@ -348,6 +349,23 @@ def active(model: ModelShape) -> int:
 def test_parameters_are_those_of_the_published_models(config: dict[str, Any], stated: int) -> None:
     model = from_hugging_face(config, vocab_multiple=1)
     assert parameters(model) == pytest.approx(stated, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [NEOX_20B, GEMMA2_9B, GPT_OSS_20B, PHI_2, LLAMA4_MAVERICK, QWEN3_NEXT_80B, NEMOTRON_H_8B],
+    ids=lambda config: config["model_type"],
+)
+def test_an_option_of_the_layout_leaves_the_model_as_it_is(config: dict[str, Any]) -> None:
+    """Also what Megatron has no option for: a parallel residual, chunks, sizes of other mixers."""
+    run = RunConfig(
+        model=from_hugging_face(config, seq_length=4096),
+        parallelism=Parallelism(dp=8),
+        batch=Batch(micro_batch_size=1, global_batch_size=64),
+    )
+    other = apply_options(run, ["--micro-batch-size", "2"])
+    assert other.batch.micro_batch_size == 2
+    assert other.model == run.model
 
 
 @pytest.mark.parametrize(
