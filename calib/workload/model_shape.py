@@ -365,7 +365,7 @@ class ModelShape:
         """Layers with an attention window over those with attention, and scores of such a layer
         over those without a window."""
         window = self.window
-        if window is None:
+        if window is None or window.width >= self.seq_length:
             return 0.0, 1.0
         kinds = self.layer_kinds or ATTENTION_SYMBOLS[0] * self.num_layers
         limited = window.layers or (True,) * self.num_layers
