@@ -17,11 +17,13 @@ from statistics import median
 
 from ..errors import RecordError
 from ..units import format_time
-from ..workload import ArgumentValue
+from ..workload import ArgumentValue, option_of, shown
 
 MAX_LINE_LENGTH = 4000
 """Longer lines are skipped: none of steps is so long, and a search in one could take for ever."""
 _MOST_STEPS, _MOST_S, _MS_PER_S = 10**12, 1e7, 1000.0
+_MOST = 1e18
+"""Larger numbers are damage."""
 _ITERATION = re.compile(
     r"(?P<nemo>\bTraining epoch \d+, )?\biteration:?\s+(?P<at>\d+)\s*/\s*(?P<total>\d+)\s*\|"
     r"(?P<rest>.*)",
@@ -48,6 +50,9 @@ _TIMER = re.compile(
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TREND_FRAC = 0.1
 """Least change that counts, as for a drift of a live run."""
+_COUNTS = ("world_size", "eval_iters", "eval_interval", "save_interval", "seq_length")
+"""Arguments that a run's steps and end depend on, whole numbers or none."""
+_COUNT = re.compile(r"\d{1,15}")
 _PHASES = {"evaluate": "eval", "save-checkpoint": "save-checkpoint"}
 _THROUGHPUT = re.compile(r"throughput|tflops|tflop/s", re.IGNORECASE)
 
@@ -190,7 +195,7 @@ class _Reader:
             else:
                 self._add(line, int(match["total"]) + (match["nemo"] is not None))
         elif timer := _TIMER.search(text):
-            self.phases[self.last, _PHASES[timer[1]]] = float(timer[2]) / _MS_PER_S
+            self.phases[self.last, _PHASES[timer[1]]] = _number(timer[2]) / _MS_PER_S
         elif argument := _ARGUMENT.search(text):
             self.arguments.setdefault(argument[1], _value(argument[2]))
 
@@ -215,7 +220,16 @@ class _Reader:
         stated = str(self.arguments.get("log_interval"))
         usual = int(stated) if stated.isdecimal() else _usual(apart)
         starts = [max(0, ordered[0].iteration - usual), *(line.iteration for line in ordered)]
-        problems = f"{self.num_damaged} lines of iterations cannot be read, and are left out"
+        lines = f"{self.num_damaged} lines of iterations cannot be read, and are left out"
+        problems = [lines] * bool(self.num_damaged)
+        for name in _COUNTS:
+            value = self.arguments.get(name)
+            if value is not None and not _COUNT.fullmatch(str(value)):
+                del self.arguments[name]
+                problems.append(
+                    f"{option_of(name)} {shown(value)} of the log is not a whole number, and is "
+                    f"left out"
+                )
         return TrainingLog(
             lines=tuple(
                 replace(line, num_iterations=max(1, min(usual, line.iteration - start)))
@@ -224,7 +238,7 @@ class _Reader:
             num_steps=self.num_steps,
             phases=tuple((at, name, time_s) for (at, name), time_s in self.phases.items()),
             arguments=self.arguments,
-            problems=(problems,) if self.num_damaged else (),
+            problems=tuple(problems),
         )
 
 
@@ -249,7 +263,7 @@ def _line(match: re.Match[str], text: str) -> LogLine | None:
         return None
     batch = next((_number(values[name]) for name in _BATCH if name in values), 0.0)
     if not batch and (rate := _SAMPLE_RATE.search(text)):
-        batch = round(float(rate[1]) * time_s)
+        batch = round(_number(rate[1]) * time_s)
     rates = [value for name, value in values.items() if _THROUGHPUT.search(name)]
     return LogLine(
         iteration=iteration,
@@ -274,9 +288,10 @@ def _value(text: str) -> ArgumentValue:
 
 
 def _number(text: str) -> float:
-    """Return the first number of a text; 0 if there is none."""
+    """Return the first number of a text; 0 if there is none, or one that no run has."""
     match = _NUMBER.match(text.strip())
-    return float(match[1].replace(",", "")) * _POWERS[match[2]] if match else 0.0
+    number = float(match[1].replace(",", "")) * _POWERS[match[2]] if match else 0.0
+    return number if 0.0 <= number < _MOST else 0.0
 
 
 def _unix_s(text: str) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -197,6 +199,36 @@ def test_a_log_that_is_cut_anywhere_has_the_steps_before_the_cut(data: st.DataOb
             *(other.iteration, other.time_s),
             64,
         )
+
+
+_DAMAGE = st.sampled_from(["nan", "1e999", "9" * 400, "-1", "", "[1,", "None", "0", "|", "word"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**6), _DAMAGE), min_size=1, max_size=8))
+def test_damage_is_left_out_and_the_rest_is_read(damages: list[tuple[int, str]]) -> None:
+    head = "  world_size ......... 8\n  eval_interval ......... 100\n  log_interval ......... 1\n"
+    tail = (
+        "consumed samples: 64 | global batch size: 64 | TFLOP/s: 9.5 |\n  evaluate ...: (1.0, 2.5)"
+    )
+    text = head + "\n".join(f"{line(at, 480.0)} {tail}" for at in range(1, 9)) + "\n"
+    words = text.split(" ")
+    for place, word in damages:
+        words[place % len(words)] = word
+    with suppress(RecordError):
+        log = read_training_log([" ".join(words)], "damaged")
+        for one in log.lines:
+            assert 0.0 < one.time_s < 1e7 and 0 <= one.samples < 1e18 > one.tflops_per_gpu
+        assert all(0.0 <= time_s < 1e18 for _, _, time_s in log.phases)
+        assert str(log.arguments.get("world_size", 8)).isdecimal()
+        assert log.notes is not None
+
+
+def test_an_argument_that_is_no_number_is_named() -> None:
+    log = read_training_log([f"  eval_iters ......... nan\n{line(1, 5.0)}\n"], "log")
+    (problem,) = log.problems
+    assert problem.startswith("--eval-iters 'nan' of the log is not a whole number")
+    assert "eval_iters" not in log.arguments
 
 
 def test_a_restart_runs_iterations_again() -> None:
