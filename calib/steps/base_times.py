@@ -19,7 +19,7 @@ import numpy as np
 from ..fit import UNKNOWN_DEVICE, DevicePrior, Estimates, Source, batch_of, generation, rates_prior
 from ..network import CollectiveModel, NetworkPrior, canonical, group_of
 from ..timeline import Floats, Item
-from ..workload import CollectiveCall, Fp8Recipe, Operator, OperatorKind, Phase
+from ..workload import CollectiveCall, Fp8Recipe, Operator, OperatorKind, Phase, RunConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,6 +58,8 @@ class Conditions:
     """Attention is one kernel, and most other operators are fused too."""
     bytes_per_s: float
     """Rate of the device's memory."""
+    scores_frac: float = 1.0
+    """Mean scores of attention under the windows of its layers, over those of causal attention."""
     is_in_situ: bool = False
     """Sampled in training itself, including launches and neighbouring work, so that the machine's
     constants mainly affect items that were not sampled; tables time each operator alone."""
@@ -315,6 +317,12 @@ def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, fl
     if attention is None or generation(device).name not in _AFTER_FLASH_2:
         return 0.0, 0.0
     return -math.log(_FLASH_2_FRAC) - attention.flop_log_factor, attention.flop_sigma_log
+
+
+def mean_scores_frac(config: RunConfig) -> float:
+    """Return ``Conditions.scores_frac`` of a layout; 1 if its attention computes all scores."""
+    limited_frac, scores_frac = config.model.limits if config.is_attention_fused else (0.0, 1.0)
+    return 1.0 - limited_frac * (1.0 - scores_frac)
 
 
 MISALIGNED = "misaligned"

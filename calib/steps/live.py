@@ -10,7 +10,7 @@ from ..fit import Calibration, Estimates, Estimator
 from ..layers import BlockKind, block, launched_frac, stage_operators
 from ..timeline import Item
 from ..workload import CollectiveCall, Operator, OperatorKind, Phase, RunConfig
-from .base_times import Conditions
+from .base_times import Conditions, mean_scores_frac
 from .model import HOST_SCATTER_LOG
 from .scales import FLOOR, FLOOR_RATIO, floor_s
 
@@ -70,6 +70,7 @@ def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
             launched_frac=open_frac,
             is_attention_fused=config.is_attention_fused,
             bytes_per_s=calibration.ceilings.bytes_per_s,
+            scores_frac=mean_scores_frac(config),
             is_in_situ=True,
             fp8=config.fp8,
             has_norms_inside=config.has_norms_inside and _has_live_products(calibration),

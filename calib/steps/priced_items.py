@@ -22,7 +22,7 @@ from ..workload import (
     PositionEmbedding,
     RunConfig,
 )
-from .base_times import BaseTimes, decomposed
+from .base_times import BaseTimes, decomposed, mean_scores_frac
 from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 
 Kind = OperatorKind
@@ -194,9 +194,9 @@ def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
                 )
     estimates = base.estimates([part for one in parts for _, part in one])
     numbers = np.array([len(one) for one in parts])
-    if (numbers == 1).all():
-        return estimates
     shares = np.array([share for one in parts for share, _ in one])
+    if (numbers == 1).all() and (shares == 1.0).all():
+        return estimates
     first = np.concatenate([[0], np.cumsum(numbers)[:-1]])
     return Estimates(
         time_s=np.add.reduceat(shares * estimates.time_s, first),
@@ -210,15 +210,18 @@ def _by_window(
 ) -> list[tuple[float, Operator]]:
     """Return shares of layers, each with the operator that has as many scores as theirs.
 
-    Unfused attention computes scores and masks them; the operators of a run ran under its windows.
+    Unfused attention computes scores and masks them.  The operators of a run ran under its windows,
+    so that other windows, or another sample length, change them by the ratio of scores.
     """
-    limited_frac, scores_frac = config.model.limits
-    is_limited = limited_frac and operator.kind is Kind.CORE_ATTENTION
-    if not (is_limited and config.is_attention_fused) or base.conditions.is_in_situ:
+    if operator.kind is not Kind.CORE_ATTENTION or not config.is_attention_fused:
         return [(1.0, operator)]
+    known = base.conditions
+    if known.is_in_situ:
+        return [(mean_scores_frac(config) / known.scores_frac, operator)]
+    limited_frac, scores_frac = config.model.limits
     short = replace(operator, shape=_causal_shape(operator.shape, scores_frac))
     both = [(limited_frac, short), (1.0 - limited_frac, operator)]
-    return both if limited_frac < 1.0 else both[:1]
+    return [one for one in both if one[0] > 0.0]
 
 
 def _stack_operators(

@@ -32,6 +32,7 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import HOST_SCATTER_LOG, fit_steps
 from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO, scales
+from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
@@ -114,6 +115,40 @@ def table_of(folder: Path, entries: Iterable[Record]) -> SampleTable:
 def centers(table: SampleTable) -> dict[str, tuple[float, float]]:
     conditions = live_times(calibrate(table, device=GPU), RUNNING).conditions
     return {s.name: (s.log_center, s.log_sigma) for s in scales(conditions)}
+
+
+def test_other_windows_than_the_runs_own_change_attention_by_its_scores(tmp_path: Path) -> None:
+    """A run's attention was timed under its own windows: all or none, here half of the layers."""
+    table = table_of(tmp_path, records(has_host=False))
+
+    def under(window: AttentionWindow | None, seq_length: int = 2048) -> RunConfig:
+        model = replace(
+            RUNNING.model,
+            window=window,
+            seq_length=seq_length,
+            max_position_embeddings=seq_length,
+        )
+        return replace(RUNNING, model=model)
+
+    layers = (True, False) * 4
+    full, narrow = under(None), under(AttentionWindow(width=128))
+    half = under(AttentionWindow(width=128, layers=layers))
+    calibration = calibrate(table, device=GPU)
+
+    def times_s(running: RunConfig, *configs: RunConfig) -> list[float]:
+        steps = fit_steps(live_times(calibration, running))
+        return [one.time_s for one in steps.estimates(configs)]
+
+    full_s, half_s, narrow_s = times_s(full, full, half, narrow)
+    assert full_s > half_s > narrow_s
+    assert full_s - half_s == pytest.approx(half_s - narrow_s, rel=0.02)
+    # The same samples are those of the running layout, whichever its windows are.
+    for running in (half, narrow):
+        assert times_s(running, running)[0] == pytest.approx(full_s, rel=1e-6)
+    assert times_s(half, full)[0] > full_s
+    # Under a window attention grows with the length of a sample, without one with its square.
+    long_full_s = times_s(full, under(None, 4096))[0]
+    assert times_s(narrow, under(narrow.model.window, 4096))[0] < long_full_s
 
 
 @pytest.mark.slow
