@@ -192,6 +192,7 @@ def _fail(err: Exception | str, code: ExitCode) -> int:
 def _of_system(err: OSError) -> str:
     """Return path and reason of a system error: disk full, permission denied, output closed."""
     what = err.strerror or type(err).__name__
+    what += "; give another name" * isinstance(err, FileExistsError)
     return f"{err.filename}: {what}" if err.filename is not None else f"cannot write: {what}"
 
 

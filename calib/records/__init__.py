@@ -20,16 +20,22 @@ if TYPE_CHECKING:
         stated_nodes,
     )
     from .files import (
+        CREATED,
+        CREATED_BY,
+        MARKUP_COMMENT,
         OPEN,
         PRIVATE,
         Tail,
         append_line,
+        is_ours,
         open_owned,
         read_json,
         read_lines,
         read_package_json,
+        refuse_foreign,
         replace_by,
         replace_file,
+        sealed,
         write_json,
         write_text,
     )

@@ -1,6 +1,7 @@
 """Atomic replacement of files, through temporary names that cannot be guessed.
 
-JSON and text are replaced atomically, appended to by the line, and read up to a size limit.
+Only files that Forerun wrote are replaced, which their content shows (``is_ours``).  JSON and text
+are replaced atomically, appended to by the line, and read up to a size limit.
 Standard library only: hooks use it in the training process, and programs that only read answers
 start fast.
 """
@@ -8,11 +9,15 @@ start fast.
 from __future__ import annotations
 
 import errno
+import filecmp
 import gzip
+import hashlib
 import json
 import os
 import pkgutil
+import re
 import stat
+import zlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from io import BufferedRandom
@@ -28,6 +33,20 @@ PRIVATE = 0o600
 """Mode of files with arguments or environment variables."""
 OPEN = 0o666
 """Mode of other files, before the umask."""
+CREATED = {"created_by": "forerun"}
+"""Mark of a JSON file of ours."""
+CREATED_BY = "created_by: forerun"
+"""Mark of another file of ours, in a comment; Parquet has the key of its schema."""
+MARKUP_COMMENT = f"\n<!-- {CREATED_BY} -->\n"
+"""The mark in Markdown, HTML and SVG."""
+_MARK = re.compile(
+    rb'created_by"?:\s?"?forerun|forerun_schema|\A\{\s*"'
+    rb'(?:schema": \d+,\s*"(?:launch_id|kind": "(?:forecast|end)")|type": "packed")'
+)
+_MARKED_NBYTES = 1 << 16
+"""Bytes at both ends of a file in which the mark is sought; Parquet has its keys at the end."""
+_SEAL = b"# As it was written: "
+"""Last line: digest of all before it, so that a script edited by the user is not replaced."""
 # Lines have times in nanoseconds: two files whose last 256 bytes agree are the same file.
 _NUM_COMPARED = 256
 
@@ -35,8 +54,8 @@ _NUM_COMPARED = 256
 def replace_file(path: Path, data: bytes | str, *, mode: int = OPEN) -> None:
     """Replace ``path`` with ``data`` atomically; text is encoded as by ``encoded``.
 
-    The folder is created if missing.  A symbolic link at ``path`` is replaced, never followed.
-    Raise ``OSError``.
+    The folder is created if missing.  Raise ``OSError``: ``FileExistsError`` if something that is
+    not ours is at ``path``, also a symbolic link, which is never followed.
     """
     whole = encoded(data) if isinstance(data, str) else data
     replace_by(path, lambda file: file.write(whole), mode=mode)
@@ -57,12 +76,54 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
-        os.replace(temporary, path)
+        if _is_known(path, temporary):
+            temporary.unlink()
+        else:
+            refuse_foreign(path)
+            os.replace(temporary, path)
     except BaseException as err:
         temporary.unlink(missing_ok=True)
         if isinstance(err, OSError):
             err.filename = str(path)  # a full disk names no file, and the temporary one is gone
         raise
+
+
+def _is_known(path: Path, temporary: Path) -> bool:
+    """True if another's file has the same content, so that nothing has to be replaced."""
+    return path.is_file() and not is_ours(path) and filecmp.cmp(path, temporary, shallow=False)
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise ``FileExistsError`` if something that Forerun did not write is at ``path``."""
+    if os.path.lexists(path) and not is_ours(path):
+        why = "exists and is not known to be Forerun's, so it is left as it is"
+        raise FileExistsError(errno.EEXIST, why, str(path))
+
+
+def is_ours(path: Path) -> bool:
+    """Return True for a regular file with our mark; of scripts, for one not changed since."""
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+        with path.open("rb") as file:
+            head = file.read(_MARKED_NBYTES)
+            if head[:2] == b"\x1f\x8b":
+                with gzip.open(path) as unpacked:
+                    head = unpacked.read(_MARKED_NBYTES)
+            file.seek(-min(_MARKED_NBYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            tail = file.read()
+            if _SEAL in tail:
+                file.seek(0)
+                data = file.read()
+                return data == sealed(data.rpartition(_SEAL)[0])
+    except (OSError, EOFError, zlib.error):
+        return False
+    return _MARK.search(head) is not None or _MARK.search(tail) is not None
+
+
+def sealed(data: bytes) -> bytes:
+    """Return a script with the last line added by which ``is_ours`` recognises it."""
+    return data + _SEAL + hashlib.sha256(data).hexdigest()[:16].encode() + b"\n"
 
 
 def open_owned(path: Path, *, mode: int = OPEN) -> BufferedRandom:
@@ -178,15 +239,16 @@ def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
     replace_file(path, data, mode=mode)
 
 
-def append_line(path: Path, value: object) -> None:
+def append_line(path: Path, value: Mapping[str, object]) -> None:
     """Append ``value`` as one line of JSON, in one write; a torn last line stays separate.
 
-    Raise ``OSError`` with the file's name.
+    Raise ``OSError`` with the file's name, as ``open_owned``, and if its lines are not ours.
     """
-    line = json.dumps(value, allow_nan=False) + "\n"
+    line = json.dumps({**CREATED, **value}, allow_nan=False) + "\n"
     try:
         with open_owned(path) as file:
             if file.seek(0, os.SEEK_END):
+                refuse_foreign(path)
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else "\n" + line
             file.write(line.encode())

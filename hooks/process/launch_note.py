@@ -27,7 +27,7 @@ from ...calib.arguments import (
     options_in,
     options_named,
 )
-from ...calib.records import NAME, PRIVATE, Launch, replace_file
+from ...calib.records import CREATED, NAME, PRIVATE, Launch, replace_file
 from .inspection import contents
 from .settings import Settings
 
@@ -58,7 +58,7 @@ class LaunchNote:
             return
         self._is_due = False
         launch = launch_of(self._settings, self._environ, _parent_command(), sys.modules)
-        text = json.dumps(launch.to_json())
+        text = json.dumps({**CREATED, **launch.to_json()})
         if len(text) <= _MOST_NBYTES:
             with suppress(OSError):  # the writer reports an unwritable folder
                 replace_file(folder / NAME, text + "\n", mode=PRIVATE)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...calib.drift import SCHEMA, Drift, DriftEvent, DriftMonitor, drift_causes, transfer_causes
 from ...calib.errors import ForerunError
-from ...calib.records import with_iso_times, write_json
+from ...calib.records import CREATED, with_iso_times, write_json
 from ...calib.samples import SampleTable, windows_of
 from ..store import LoggedStep, Place, read_object
 from .log_lines import WriteGuard
@@ -131,7 +131,7 @@ class DriftWatch:
 
     def _write(self) -> None:
         events = [*self._earlier_events, *(event.to_json() for event in self._events)]
-        value = {"schema": SCHEMA, "created_by": "forerun", **self._place.stamp()}
+        value = {"schema": SCHEMA, **CREATED, **self._place.stamp()}
         path = self._place.path / DRIFT
         whole = with_iso_times({**value, "events": events[-MOST_EVENTS:]})
         self._writing(lambda: write_json(path, whole))

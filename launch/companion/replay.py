@@ -63,8 +63,9 @@ class _Step:
     flags: tuple[str, ...]
 
 
-def replay_log(run: LoggedRun, directory: Path) -> None:
-    """Write a log's run into a directory, with its answers.
+def replay_log(run: LoggedRun, directory: Path) -> str:
+    """Write a log's run into a directory, with its answers; return a message on their place, maybe
+    empty.
 
     Raise ``ConfigError`` if the directory has a run of that name.
     """
@@ -78,7 +79,7 @@ def replay_log(run: LoggedRun, directory: Path) -> None:
     steps = list(_steps(run))
     _write_records(run, steps, directory)
     publisher = Publisher(place)
-    publisher.begin(run.end_unix_s)
+    message = publisher.begin(run.end_unix_s)
     status = StatusWriter(settings, publisher)
     loop = CompanionLoop(settings, publisher=publisher, open_sink=lambda _: Sink())
     last_unix_s = steps[-1].end_unix_s
@@ -88,6 +89,7 @@ def replay_log(run: LoggedRun, directory: Path) -> None:
     loop.poll(last_unix_s, is_final=True)
     status.end(Phase.LOGGED)
     loop.finish(last_unix_s, is_analysed=False)
+    return message
 
 
 def _number(log: TrainingLog, name: str) -> int:

@@ -27,7 +27,7 @@ from ...calib.importers import (
     table_kind,
     unknown_table_error,
 )
-from ...calib.records import OPEN, StepRow, replace_file
+from ...calib.records import CREATED_BY, StepRow, replace_by, replace_file, write_text
 from ...calib.samples import check_parquet
 from ...calib.steps import KnownStep
 from ...calib.workload import RunConfig
@@ -36,6 +36,8 @@ ENDINGS = (".csv", ".csv.gz", ".parquet")
 IMPORTED = "imported"
 """Subfolder for imported tables, as CSV in our format."""
 FOLDER = Path(__file__).parents[2] / "recipes" / "published"
+_COMMENT = f"# {CREATED_BY}\n".encode()
+"""First line of an imported table, which only we read."""
 _SIMULATED = "steps_vtrain_single_node.csv.gz"
 _MOST_NAMED = 3
 """Maximum number of machines that an error message lists."""
@@ -54,7 +56,9 @@ def read_frame(path: Path) -> pd.DataFrame:
         if path.suffix == ".parquet":
             check_parquet(path)
             return pd.read_parquet(path)
-        return pd.read_csv(path, low_memory=False)
+        with path.open("rb") as file:
+            has_comment = file.read(len(_COMMENT)) == _COMMENT
+        return pd.read_csv(path, low_memory=False, skiprows=int(has_comment))
     except FileNotFoundError as err:
         raise ConfigError(f"{path} does not exist; give the path of a table") from err
     except pd.errors.EmptyDataError as err:
@@ -65,12 +69,15 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table in the format of the file name's extension."""
+    """Write a table in the format of the file name's extension; raise as ``replace_file`` does.
+
+    Other programs read it, so that it has no mark of ours: only the same content is written again.
+    """
     check_ending(path)
     if path.suffix == ".parquet":
-        frame.to_parquet(path, index=False)
+        replace_by(path, lambda file: frame.to_parquet(file, index=False))
     else:
-        frame.to_csv(path, index=False)
+        write_text(path, frame.to_csv(index=False))
 
 
 def check_ending(path: Path) -> None:
@@ -179,10 +186,8 @@ def read_imported(directory: Path) -> ImportedTables:
 def _write(
     frame: pd.DataFrame, directory: Path, name: str, what: str, skipped: Sequence[str] = ()
 ) -> Written:
-    folder = directory / IMPORTED
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{what}.csv"
-    replace_file(path, frame.to_csv(index=False), mode=OPEN)
+    path = directory / IMPORTED / f"{name}-{what}.csv"
+    replace_file(path, _COMMENT + frame.to_csv(index=False).encode())
     return Written(path=path, num_rows=len(frame), skipped=tuple(skipped))
 
 

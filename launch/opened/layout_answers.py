@@ -621,7 +621,7 @@ class Prediction(LayoutAnswer):
         comments = (f"{MARK} for {self.run_id}", self.sentence)
         run = self.whole_run or self._length()
         text = batch_script(self.layout, run, launch, self.described, comments)
-        write_script(path, text, "--sbatch")
+        write_script(path, text)
 
     @property
     def sentence(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from ...calib.errors import ConfigError
 from ...calib.fit import is_processor
 from ...calib.forecast import WholeRun
 from ...calib.memory import Verdict
-from ...calib.records import Launch, replace_file, stamped
+from ...calib.records import Launch, replace_file, sealed, stamped
 from ...calib.shell import quoted, shown
 from ...calib.units import format_time
 from ...calib.workload import RunConfig
 from ..known import launch_of_command, launch_of_run
-from ..wrapper import MARK, is_ours, one_line, sealed, time_option
+from ..wrapper import MARK, one_line, time_option
 from .answer_types import PrintableAnswer
 from .other_run import OtherRun
 
@@ -76,12 +75,12 @@ class RowCommand(PrintableAnswer):
     def write(self, path: Path | str) -> None:
         """Write the row atomically as an ``sh`` script, executable by its owner only.
 
-        Raises ``ConfigError`` if it could not run, or if another file is in its place.
+        Raises ``ConfigError`` if it could not run, ``OSError`` if another file is in its place.
         """
         if self.candidate.verdict is Verdict.DOES_NOT_FIT or self.line.refused:
             why = "; ".join(self.line.refused) or "it does not fit in memory"
             raise ConfigError(f"row {self.row} cannot run ({why}); choose another with --show")
-        write_script(path, self.script, "--write")
+        write_script(path, self.script)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of ``forerun plan --show N --json``, without the name of a written
@@ -133,15 +132,9 @@ def launch_for(directory: Path, run_id: str, running: RunConfig, other: OtherRun
     return launch_of_run(directory, run_id, running.parallelism)
 
 
-def write_script(path: Path | str, text: str, option: str) -> None:
-    """Write a script atomically, executable by its owner only.
-
-    Raises ``ConfigError`` if another file is in its place.
-    """
-    path = Path(path)
-    if os.path.lexists(path) and not is_ours(path):
-        raise ConfigError(f"{path} exists and was not written by forerun; give another {option}")
-    replace_file(path, sealed(text.encode()), mode=_MODE)
+def write_script(path: Path | str, text: str) -> None:
+    """Write a script, executable by its owner only; raise as ``replace_file`` does."""
+    replace_file(Path(path), sealed(text.encode()), mode=_MODE)
 
 
 def _comments(texts: Sequence[str]) -> Iterator[str]:

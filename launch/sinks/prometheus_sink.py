@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...calib.records import RUN_VALUES, replace_file
+from ...calib.records import CREATED_BY, RUN_VALUES, replace_file
 from ...hooks.process import CompanionSettings
 from .sink import LatestValues, Sink
 
@@ -43,11 +43,12 @@ def exposition(values: Mapping[str, float], labels: str) -> str:
     """Return the file's text: help, type and value of each name.
 
     >>> print(exposition({"step_time_s": 1.5}, '{launch="l"}'), end="")
+    # created_by: forerun
     # HELP forerun_step_time_seconds Time of the step, from its start to the next one's.
     # TYPE forerun_step_time_seconds gauge
     forerun_step_time_seconds{launch="l"} 1.5
     """
-    lines = []
+    lines = [f"# {CREATED_BY}"]
     for name, value in values.items():
         theirs, factor = prometheus_name(name)
         meaning = RUN_VALUES[name].meaning if name in RUN_VALUES else name

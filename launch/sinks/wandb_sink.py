@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from ...calib.records import ITERATION, PREFIX, TIME, replace_file
+from ...calib.records import CREATED, ITERATION, PREFIX, TIME, replace_file
 from ...calib.workload import WandbMode
 from ...hooks.process import (
     HOST_TABLES,
@@ -186,7 +186,7 @@ class HostRun(Sink):
         super().__init__(f"{PREFIX}* in the host's run")
         self._folder = place_of(companion_settings).path
         self._whole: dict[str, Any] = {
-            "launch_id": companion_settings.launch_id, "num_tables": 0,
+            **CREATED, "launch_id": companion_settings.launch_id, "num_tables": 0,
             "values": {}, "summary": {}, "alerts": [],
         }  # fmt: skip
         self._lines: dict[str, list[str]] = {}
@@ -206,7 +206,7 @@ class HostRun(Sink):
         """Write the latest version of each table, numbered in order of sending."""
         number = self._whole["num_tables"] + 1
         for name, rows in tables.items():
-            head = {"number": number, "table": name}
+            head = {**CREATED, "number": number, "table": name}
             self._lines[name] = [json.dumps({**head, "row": dict(row)}) for row in rows]
         lines = [line for table_lines in self._lines.values() for line in table_lines]
         replace_file(self._folder / HOST_TABLES, "".join(f"{line}\n" for line in lines))

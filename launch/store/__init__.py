@@ -12,7 +12,6 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .cached_file import CachedFile
     from .forecast_log import (
-        FORECASTS,
         Logged,
         append_end,
         append_forecast,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from .publishing import (
         BEAT_S,
         FORECAST,
+        FORECASTS,
         OWNER,
         PICTURES,
         STALE_S,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Publisher,
         StatusFile,
         UnwrittenError,
+        forecasts_path,
         is_live,
         place_of,
         status_of,

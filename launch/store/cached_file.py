@@ -13,7 +13,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...calib.records import LAUNCH, PRIVATE, RUNS, replace_file
+from ...calib.records import LAUNCH, PRIVATE, RUNS, is_ours, replace_file
 from ..store.run_folders import read_bounded, top_of
 
 _MOST_NBYTES = 64 << 20
@@ -53,7 +53,7 @@ class CachedFile:
         with suppress(OSError):
             replace_file(self._path, body, mode=PRIVATE)
             cached = sorted(self._top.glob(self._names), key=os.path.getmtime)
-            for path in cached[:-_MOST_CACHED]:
+            for path in filter(is_ours, cached[:-_MOST_CACHED]):
                 path.unlink()
 
 

@@ -13,16 +13,13 @@ from ...calib.forecast import Ended, Evaluation, PastForecast, evaluate
 from ...calib.records import append_line, read_lines, with_iso_times
 from ...calib.units import format_frac
 from ...calib.workload import Goals
-from .publishing import FORECAST, Place
+from .publishing import FORECAST, Place, forecasts_path
 from .run_folders import newest_of_run
 
 if TYPE_CHECKING:
     from ...calib.answers import Answer
     from ...calib.forecast import RemainingRun
     from ...calib.workload import RunConfig
-
-
-FORECASTS = "forecasts.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +52,7 @@ def append_end(place: Place, ended: Ended) -> None:
 
 
 def _append(place: Place, value: Mapping[str, Any]) -> None:
-    append_line(place.directory / FORECASTS, with_iso_times({**value, **place.stamp()}))
+    append_line(forecasts_path(place.directory), with_iso_times({**value, **place.stamp()}))
 
 
 def read_forecasts(directory: Path) -> Logged:
@@ -64,7 +61,8 @@ def read_forecasts(directory: Path) -> Logged:
 
     Raises ``RecordError`` if there is no such file.
     """
-    values, problems = read_lines(directory / FORECASTS)
+    path = forecasts_path(directory)
+    values, problems = read_lines(path)
     made: dict[str, list[PastForecast]] = {}
     ended: dict[str, Ended] = {}
     skipped = list(problems)
@@ -77,9 +75,9 @@ def read_forecasts(directory: Path) -> Logged:
                 end = Ended.from_json(value)
                 ended[end.run_id] = end
             else:
-                skipped.append(f"{FORECASTS}: kind {value.get('kind')!r} is not known, skipped")
+                skipped.append(f"{path.name}: kind {value.get('kind')!r} is not known, skipped")
         except (RecordError, KeyError, TypeError, ValueError) as err:
-            skipped.append(f"{FORECASTS}: {err}")
+            skipped.append(f"{path.name}: {err}")
     return Logged(
         made={run_id: tuple(rows) for run_id, rows in made.items()},
         ended=ended,

@@ -131,6 +131,7 @@ class LaunchFiles:
         unix_s = max(time.time(), self._begun_unix_s + time.monotonic() - self._begun_s)
         value = {"schema": 1, "launch_id": self.launch_id, "unix_s": unix_s, "reason": reason}
         value["rule"] = REQUEST_RULE
+        self.withdraw()  # whatever is in its place must not keep training from saving
         replace_file(path, json.dumps(with_iso_times(value)) + "\n", mode=PRIVATE)
 
     def withdraw(self) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from ... import calib
 from ...calib.errors import ForerunError
+from ...calib.records import CREATED_BY
 
 _REST = "rest"
 DAMAGE_ERRORS = (
@@ -39,7 +40,7 @@ def pack_model(value: Any) -> bytes:
     writer, file = _Writer(), io.BytesIO()
     text = json.dumps({"value": writer.plain(value), "objects": writer.objects})
     writer.arrays[_REST] = np.frombuffer(text.encode(), dtype=np.uint8)
-    np.savez(file, **writer.arrays)
+    np.savez(file, **writer.arrays, **{CREATED_BY: np.zeros(0)})
     return file.getvalue()
 
 

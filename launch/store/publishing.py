@@ -15,7 +15,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
@@ -23,7 +23,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...calib.records import LAUNCH, replace_by, replace_file, with_iso_times
+from ...calib.records import (
+    CREATED,
+    LAUNCH,
+    RUNS,
+    is_ours,
+    refuse_foreign,
+    replace_by,
+    replace_file,
+    with_iso_times,
+)
 from ...hooks.process import FORECAST as FORECAST
 from ...hooks.process import boot_id, launch_folder, process_start
 from .run_folders import finite_number, read_object
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T", "StatusFile", "ForecastFile")
 
-OWNER, STATUS = "owner.json", "status.json"
+OWNER, STATUS, FORECASTS = "owner.json", "status.json", "forecasts.jsonl"
 SCHEMA = 1
 PICTURES = {
     key: f"charts/{key}.svg"
@@ -47,6 +56,7 @@ PUBLISHED = (
     *PICTURES.values(),
 )
 """Files of a launch that are published at the top level; never files that give commands."""
+_NUM_NAMED = 2
 BEAT_S = 30.0
 """Seconds between a live owner's renewals of its claim."""
 STALE_S = 120.0
@@ -107,6 +117,8 @@ class Publisher:
         previous = str(owner.get("launch_id", ""))
         try:
             self._note_run()
+            if foreign := foreign_names(self.place.directory):
+                return self._as_private(foreign)
             if previous != self.place.launch_id and is_live(owner, now_unix_s):
                 return self._as_guest()
             self._previous = previous
@@ -222,16 +234,41 @@ class Publisher:
             return
         previous_folder = Place(directory=self.place.directory, launch_id=previous).path
         for name in PUBLISHED:
-            if name not in self._published and (previous_folder / name).is_file():
-                (self.place.directory / name).unlink(missing_ok=True)
+            path = self.place.directory / name
+            if name not in self._published and (previous_folder / name).is_file() and is_ours(path):
+                path.unlink()
 
     def _as_guest(self) -> str:
         place = self.place
         return f"another run is live in {place.directory}; this one's answers are in {place.path}"
 
+    def _as_private(self, foreign: Sequence[str]) -> str:
+        place, more = self.place, len(foreign) - _NUM_NAMED
+        names = ", ".join(foreign[:_NUM_NAMED]) + f" and {more} more" * (more > 0)
+        return (
+            f"not written by Forerun and left alone: {names} in {place.directory}; this run's "
+            f"answers are in {place.path}"
+        )
+
+
+def foreign_names(directory: Path) -> list[str]:
+    """Return the names at the top level of which something else than a file of ours is there."""
+    names = (OWNER, FORECASTS, *PUBLISHED)
+    return [n for n in names if os.path.lexists(directory / n) and not is_ours(directory / n)]
+
+
+def forecasts_path(directory: Path) -> Path:
+    """Return the forecast log of a directory: below ``runs`` if its name is another file's."""
+    top, below = directory / FORECASTS, directory / RUNS / FORECASTS
+    return below if below.exists() or (os.path.lexists(top) and not is_ours(top)) else top
+
 
 def show_file(source: Path, target: Path) -> None:
-    """Replace ``target`` atomically by a hard link to ``source``, or by a copy if linking fails."""
+    """Replace ``target`` atomically by a hard link to ``source``, or by a copy if linking fails.
+
+    Raise ``FileExistsError`` if it is not ours.
+    """
+    refuse_foreign(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         os.link(source, temporary)
@@ -335,7 +372,7 @@ class StatusFile:
     def to_json(self, stamp: Mapping[str, Any]) -> dict[str, Any]:
         """Return the file's content, which begins with the stamp of its run."""
         value = {**asdict(self), "phase": self.phase.value}
-        return with_iso_times({"schema": SCHEMA, "created_by": "forerun", **stamp, **value})
+        return with_iso_times({"schema": SCHEMA, **CREATED, **stamp, **value})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,15 @@ from ...calib.errors import RecordError
 from ...calib.forecast import Coverage, Evaluation
 from ...calib.units import format_frac, format_time
 from ...hooks.process import FORECAST
-from ..store import FORECASTS, finish_line, missing_run_message, read_forecasts, read_object, top_of
+from ..store import (
+    FORECASTS,
+    finish_line,
+    forecasts_path,
+    missing_run_message,
+    read_forecasts,
+    read_object,
+    top_of,
+)
 from .arguments import ExitCode, checked_share, declare, print_json, print_notes
 
 NUM_ROWS = 12
@@ -61,7 +69,7 @@ def read_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[str
     for directory in directories:
         top, launch_run_ids = top_of(directory)
         below = sorted(path.parent for path in directory.glob(f"*/{FORECASTS}"))
-        homes = [top] if (top / FORECASTS).exists() else below
+        homes = [top] if forecasts_path(top).exists() else below
         if not homes:
             problems.append(missing_run_message(directory) or _without_forecasts(directory, top))
         for home in homes:

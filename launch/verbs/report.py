@@ -12,17 +12,19 @@ import os
 import shutil
 import sys
 from contextlib import redirect_stdout
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
+from ...calib.records import CREATED
 from ..store import CachedFile, missing_run_message, paths_of, read_object, top_of
 from .arguments import ExitCode, add_file_schema, declare, print_json
 from .run_arguments import add_run
 
 _REQUEST = "request.json"
 _NAMES = (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
-_READ = tuple(folder + name for folder in ("", "runs/*/") for name in _NAMES)
+_READ = tuple(folder + name for folder in ("", "runs/", "runs/*/") for name in _NAMES)
 """Files that a report reads in addition to the records."""
 _LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
 """Variables that affect the rendering of tables, in addition to the terminal."""
@@ -43,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     question = [args.run_id, args.json, args.full, *looks]
     cached = CachedFile("report-*.json", question, args.directory, read=_READ)
     try:
-        code, text = json.loads(cached.read())
-    except (ValueError, TypeError):  # nothing was cached, or it is damaged
+        code, text = itemgetter("code", "text")(json.loads(cached.read()))
+    except (ValueError, TypeError, LookupError):  # nothing was cached, or it is damaged
         heard: Any = _Heard(sys.stdout)
         with redirect_stdout(heard):
             code = _answer(args)
-        cached.write(json.dumps([code, heard.text]).encode())
+        cached.write(json.dumps({**CREATED, "code": code, "text": heard.text}).encode())
     else:
         sys.stdout.write(text)
     return code

@@ -23,7 +23,6 @@ from ...calib.workload import Encoded
 from ...hooks.process import is_installed
 from ..store import (
     FORECAST,
-    FORECASTS,
     OWNER,
     STALE_S,
     STATUS,
@@ -32,6 +31,7 @@ from ..store import (
     Phase,
     StatusFile,
     finite_number,
+    forecasts_path,
     is_live,
     missing_run_message,
     read_forecasts,
@@ -191,7 +191,7 @@ def _began(folder: Path) -> tuple[float, str]:
 
 
 def _logged(top: Path, problems: list[str]) -> Logged:
-    if not (top / FORECASTS).exists():
+    if not forecasts_path(top).exists():
         return _NONE
     try:
         logged = read_forecasts(top)
@@ -276,7 +276,8 @@ class _Launch:
         known: list[tuple[float, float]] = [(now.iteration, now.steps_total)]
         if ended is not None:
             known.append((ended.iteration, ended.steps_total))
-        known.append((ahead.steps_done, ahead.steps_done + ahead.steps_left))
+        is_known = ahead.finish_p50_unix_s > 0  # without a finish, no steps are left to count
+        known.append((ahead.steps_done, (ahead.steps_done + ahead.steps_left) * is_known))
         for one in logged.made.get(self._run_id, ())[-1:]:
             known.append((one.iteration, one.iteration + one.steps_left))
         pairs = [[int(max(0.0, finite_number(value))) for value in pair] for pair in known]

@@ -23,6 +23,7 @@ from ...calib.advice import (
 from ...calib.fit import Source
 from ...calib.forecast import RemainingRun, RemainingRunCost, WholeRun, remaining_run_cost
 from ...calib.memory import Verdict
+from ...calib.records import MARKUP_COMMENT
 from ...calib.search import layout_label
 from ...calib.timeline import PART_TEXTS
 from ...calib.units import TERA, format_count, format_frac, format_time
@@ -91,7 +92,7 @@ def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
     for path, (title, text) in pictures.items():
         lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
     lines += [markdown_of(tables_of(answer)), *notes_of(answer)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + MARKUP_COMMENT
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:

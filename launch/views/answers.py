@@ -29,7 +29,7 @@ from ...calib.answers import (
 )
 from ...calib.errors import RecordError
 from ...calib.forecast import Coverage, Evaluation, PastForecast, remaining_run_cost, step_coverage
-from ...calib.records import OPEN, PRIVATE, with_iso_times, write_json, write_text
+from ...calib.records import CREATED, OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
 from ...calib.shell import joined, quoted
 from ...calib.timeline import MeasuredSpan
@@ -78,7 +78,6 @@ ANSWER = "answer.json"
 DECISION = "decision.json"
 SCORE = "score.json"
 TRACE = "timeline.json.gz"
-CREATED_BY = "forerun"
 _PRIVATE = (REQUEST, ANSWER, DECISION)
 
 
@@ -144,7 +143,7 @@ def _make(place: Place, name: str, make: Callable[[], Mapping[str, Any]]) -> Non
 
 def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
     """Write a JSON file with the run's ids, readable only by its owner if it may hold arguments."""
-    whole = with_iso_times({"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value})
+    whole = with_iso_times({"schema": 1, **CREATED, **place.stamp(), **value})
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from xml.sax.saxutils import escape, quoteattr
 
+from ...calib.records import MARKUP_COMMENT
+
 _CHARACTER = 7.8
 """Width of a character at 13 pixels, in pixels; an upper estimate for system fonts."""
 _SIGN, _BETWEEN = 22, 14
@@ -38,7 +40,8 @@ class Drawing:
         """Return SVG for a file, with its style and a background."""
         style = f"<style>{schemes('svg')}{CHART}\n.paper {{ fill: var(--page); }}</style>"
         paper = '<rect class="paper" width="100%" height="100%"/>'
-        return self._svg(' xmlns="http://www.w3.org/2000/svg"', "chart", style + paper) + "\n"
+        whole = self._svg(' xmlns="http://www.w3.org/2000/svg"', "chart", style + paper)
+        return whole + MARKUP_COMMENT
 
     def _svg(self, attributes: str, key: str, before: str) -> str:
         return (

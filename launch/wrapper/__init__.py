@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         print_line,
         reserve_standard_descriptors,
     )
-    from .resubmit import MARK, is_ours, relaunch, script, sealed, try_write_script
+    from .resubmit import MARK, relaunch, script, try_write_script
     from .slurm import GIVEN, Allocation, allocation, duration_s, num_jobs, time_option
     from .wrapped import Outcome, WrapOptions, WrappedLaunch
 

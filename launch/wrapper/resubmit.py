@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 from ...calib.arguments import unmask_arguments
-from ...calib.records import replace_file
+from ...calib.records import replace_file, sealed
 from ...calib.shell import quoted
 from ...hooks.process import is_module
 from ..options import split
-from ..store import read_bounded
 from .log_lines import log_line, one_line
 
 MARK = "# Written by forerun"
-_SEAL = b"# As it was written: "
-"""Last line: digest of all before it, so that a script edited by the user is not replaced."""
 _SUBMITTED = {
     **{"SLURM_JOB_NAME": "job-name", "SLURM_JOB_PARTITION": "partition"},
     **{"SLURM_JOB_ACCOUNT": "account", "SLURM_JOB_QOS": "qos", "SLURM_JOB_NUM_NODES": "nodes"},
@@ -72,24 +68,11 @@ def script(words: Sequence[str], reason: str, time: str, environ: Mapping[str, s
 def try_write_script(text: str, path: Path) -> bool:
     """Write a script unless another file is in its place; log the reason of a failure."""
     try:
-        if os.path.lexists(path) and not is_ours(path):
-            raise FileExistsError(None, "not written by forerun, so it stays as it is", str(path))
         replace_file(path, sealed(text.encode()), mode=0o700)  # it contains arguments
     except OSError as err:
         log_line(f"{path}: {err.strerror or err}")
         return False
     return True
-
-
-def is_ours(path: Path) -> bool:
-    """True for a regular file that we wrote and that has not been changed since."""
-    data = read_bounded(path) or b""
-    return _SEAL in data and data == sealed(data.rpartition(_SEAL)[0])
-
-
-def sealed(data: bytes) -> bytes:
-    """Return a script with the last line added by which ``is_ours`` recognises it."""
-    return data + _SEAL + hashlib.sha256(data).hexdigest()[:16].encode() + b"\n"
 
 
 def _submission(environ: Mapping[str, str], time: str) -> list[str]:

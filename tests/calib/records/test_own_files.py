@@ -38,6 +38,10 @@ IN_THE_WAY: dict[str, Callable[[Path], object]] = {
 }
 
 
+def line_of(number: int) -> str:
+    return f'{{"created_by": "forerun", "a": {number}}}\n'
+
+
 def victim_of(path: Path) -> str:
     victim = path.with_name("victim")
     return victim.read_text() if victim.exists() else ""
@@ -53,7 +57,7 @@ def test_what_is_no_file_of_ours_is_not_written_to_and_nobody_waits(
     before = victim_of(path)
     code = (
         "import pathlib, sys; from forerun.calib.records.files import append_line\n"
-        "try:\n  append_line(pathlib.Path(sys.argv[1]), 1)\n"
+        "try:\n  append_line(pathlib.Path(sys.argv[1]), {})\n"
         "except OSError as err: print(err.filename, err.strerror)"
     )
     done = subprocess.run(
@@ -92,7 +96,7 @@ def test_another_user_s_file_stays_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.jsonl"
-    append_line(path, 1)
+    append_line(path, {"a": 1})
     real = os.fstat
 
     def as_of_another(handle: int) -> os.stat_result:
@@ -102,8 +106,8 @@ def test_another_user_s_file_stays_as_it_is(
 
     monkeypatch.setattr(files.os, "fstat", as_of_another)
     with pytest.raises(OSError, match="another user's"):
-        append_line(path, 2)
-    assert path.read_text() == "1\n" and os.listdir(tmp_path) == ["a.jsonl"]
+        append_line(path, {"a": 2})
+    assert path.read_text() == line_of(1) and os.listdir(tmp_path) == ["a.jsonl"]
 
 
 def test_a_mount_that_says_another_owner_of_all_is_written_to(
@@ -111,23 +115,33 @@ def test_a_mount_that_says_another_owner_of_all_is_written_to(
 ) -> None:
     """NFS that takes root for nobody, SMB, FUSE: there our own files are never ours."""
     path = tmp_path / "a.jsonl"
-    append_line(path, 1)
+    append_line(path, {"a": 1})
     monkeypatch.setattr(files.os, "geteuid", lambda: 4_000_000)
-    append_line(path, 2)
-    assert path.read_text() == "1\n2\n" and os.listdir(tmp_path) == ["a.jsonl"]
+    append_line(path, {"a": 2})
+    assert path.read_text() == line_of(1) + line_of(2) and os.listdir(tmp_path) == ["a.jsonl"]
 
 
 def test_a_torn_last_line_stays_a_line_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "a.jsonl"
-    append_line(path, 1)
+    append_line(path, {"a": 1})
     with path.open("a") as file:
         file.write("[2")
-    append_line(path, 3)
-    assert path.read_text() == "1\n[2\n3\n"
+    append_line(path, {"a": 3})
+    assert path.read_text() == line_of(1) + "[2\n" + line_of(3)
+
+
+@pytest.mark.parametrize("text", ["the user's\n", '{"a": 1}\n', " "])
+def test_lines_of_others_are_not_added_to(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(text)
+    with pytest.raises(FileExistsError, match="not known to be Forerun's"):
+        append_line(path, {"a": 1})
+    assert path.read_text() == text
 
 
 def test_nobody_else_opens_a_file_to_write() -> None:
-    """Files are replaced or added to by ``calib.records.files``, which says what it follows."""
+    """Files are replaced or added to by ``calib.records.files``, which says what it follows, and
+    leaves what is not ours."""
     wrong = []
     for folder in ("calib", "hooks", "launch"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -142,8 +156,10 @@ def test_nobody_else_opens_a_file_to_write() -> None:
 def writes(node: ast.Call) -> bool:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
     name = node.func.id if isinstance(node.func, ast.Name) else name
-    if name in ("write_bytes", "mkstemp", "NamedTemporaryFile"):
+    if name in ("write_bytes", "mkstemp", "NamedTemporaryFile", "copyfile", "move"):
         return True
+    if name in ("to_csv", "to_parquet", "savez", "write_table"):  # not by a path
+        return any("path" in ast.unparse(argument) for argument in node.args)
     texts = {one.value for one in (*node.args, *(k.value for k in node.keywords)) if is_text(one)}
     return name == "open" and any(re.fullmatch("[rwaxbt+]*[wax+][rwaxbt+]*", one) for one in texts)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import forerun
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.opened.run import unmeasured
 from forerun.launch.wrapper.slurm import duration_s
@@ -117,6 +116,6 @@ def test_no_other_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "go.sbatch"
     path.write_text("mine")
     prediction = unmeasured("H100", command=LINE).predict(tokens="1B")
-    with pytest.raises(forerun.ForerunError, match="give another --sbatch"):
+    with pytest.raises(FileExistsError, match="not known to be Forerun's"):
         prediction.write_sbatch(path)
     assert path.read_text() == "mine"

@@ -70,9 +70,9 @@ def test_the_oldest_go_and_other_files_stay(home: Path) -> None:
     other = home / "answer-model.bin"
     other.touch()
     for number in range(12):
-        cached(home, number).write(b"%d" % number)
+        cached(home, number).write(b"created_by: forerun %d" % number)
     assert other.exists() and len(list(home.glob(NAME))) == 8 + 1
-    assert cached(home, 11).read() == b"11"
+    assert cached(home, 11).read() == b"created_by: forerun 11"
 
 
 def test_a_folder_that_takes_no_file_is_passed_over(home: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.records import MARKUP_COMMENT
 from forerun.hooks.process.launch_identity import process_start
 from forerun.launch.store.publishing import BEAT_S, OWNER, STALE_S, Place, Publisher, this_host
 
@@ -44,7 +45,7 @@ def publisher(directory: Path, launch_id: str = "ours", run_id: str = "r1") -> P
 def write(place: Place, name: str, text: str) -> None:
     place.path.mkdir(parents=True, exist_ok=True)
     temporary = place.path / "temporary"
-    temporary.write_text(text)
+    temporary.write_text(text + MARKUP_COMMENT)
     temporary.replace(place.path / name)
 
 
@@ -92,9 +93,11 @@ def test_a_fresh_claim_of_another_machine_counts(tmp_path: Path, other: int) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 200_000, '{"unix_s": 1e999}', "9" * 9999])
-def test_a_damaged_claim_is_none(tmp_path: Path, text: str) -> None:
+def test_a_claim_that_is_not_ours_is_left_and_the_top_with_it(tmp_path: Path, text: str) -> None:
     (tmp_path / OWNER).write_text(text)
-    assert publisher(tmp_path).begin(NOW) == ""
+    ours = publisher(tmp_path)
+    assert f"{OWNER} in {tmp_path}" in ours.begin(NOW) and not ours.is_owner
+    assert (tmp_path / OWNER).read_text() == text
 
 
 def test_the_top_shows_what_changes_and_nothing_that_commands(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ def test_the_top_shows_what_changes_and_nothing_that_commands(tmp_path: Path) ->
         for name in ("report.html", "decision.json", "stop.json", "stop-request.json"):
             write(ours.place, name, text)
         assert ours.publish() == ""
-        assert (tmp_path / "report.html").read_text() == text
+        assert (tmp_path / "report.html").read_text() == text + MARKUP_COMMENT
         assert (tmp_path / "report.html").samefile(ours.place.path / "report.html")
     assert ours.publish() == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -128,11 +131,11 @@ def test_where_no_link_can_be_made_the_top_has_copies(tmp_path: Path) -> None:
         for path in sorted(elsewhere.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         elsewhere.rmdir()
-    assert (tmp_path / "report.html").read_text() == "ours"
+    assert (tmp_path / "report.html").read_text() == "ours" + MARKUP_COMMENT
     assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_link_at_the_top_is_replaced_and_never_followed(tmp_path: Path) -> None:
+def test_a_link_at_the_top_is_never_followed_nor_replaced(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
     out = tmp_path / "out"
@@ -140,11 +143,11 @@ def test_a_link_at_the_top_is_replaced_and_never_followed(tmp_path: Path) -> Non
     for name in (OWNER, "report.html"):
         (out / name).symlink_to(precious)
     ours = publisher(out)
-    ours.begin(NOW)
+    assert f"{OWNER}, report.html in {out}" in ours.begin(NOW)
     write(ours.place, "report.html", "ours")
     ours.publish()
     assert precious.read_text() == "precious"
-    assert (out / "report.html").read_text() == "ours"
+    assert (out / "report.html").readlink() == (out / OWNER).readlink() == precious
 
 
 def test_an_owner_never_writes_over_a_newer_run(tmp_path: Path, other: int) -> None:
@@ -161,7 +164,7 @@ def test_an_owner_never_writes_over_a_newer_run(tmp_path: Path, other: int) -> N
     ours.end()
     assert (tmp_path / "report.html").read_text() == "theirs"
     assert json.loads((tmp_path / OWNER).read_text())["launch_id"] == "theirs"
-    assert (ours.place.path / "report.html").read_text() == "ours again"
+    assert (ours.place.path / "report.html").read_text() == "ours again" + MARKUP_COMMENT
 
 
 def test_a_restart_of_the_same_launch_takes_over_and_the_run_before_knows(tmp_path: Path) -> None:
@@ -184,7 +187,8 @@ def test_what_only_the_launch_before_has_does_not_stay_among_ours(tmp_path: Path
         write(before.place, name, "before")
     before.publish()
     before.end()
-    (tmp_path / "drift.json").write_text("of an older version, which kept it nowhere else")
+    old = '{"created_by": "forerun", "of": "an older version, which kept it nowhere else"}'
+    (tmp_path / "drift.json").write_text(old)
     ours = publisher(tmp_path)
     ours.begin(NOW + 1.0)
     ours.publish()
@@ -192,7 +196,7 @@ def test_what_only_the_launch_before_has_does_not_stay_among_ours(tmp_path: Path
     write(ours.place, "report.html", "ours")
     ours.publish()
     assert not (tmp_path / "score.json").exists() and (tmp_path / "drift.json").exists()
-    assert (before.place.path / "score.json").read_text() == "before"
+    assert (before.place.path / "score.json").read_text() == "before" + MARKUP_COMMENT
 
 
 def test_a_claim_is_renewed_while_its_companion_lives_and_then_given_up(tmp_path: Path) -> None:

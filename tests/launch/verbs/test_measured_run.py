@@ -19,7 +19,7 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
-from forerun.launch.store.forecast_log import FORECASTS
+from forerun.launch.store.publishing import FORECASTS
 from forerun.launch.verbs.arguments import file_schema
 
 WINDOW_END, NUM_STEPS, STEP_S = 11, 60, 0.5

@@ -17,7 +17,7 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
-from forerun.launch.store.forecast_log import FORECASTS
+from forerun.launch.store.publishing import FORECASTS
 from forerun.launch.views.answers import PAGE
 
 ROOT = Path(__file__).parents[3]
