@@ -5,7 +5,8 @@ The names below are resolved on first use, so that ``import forerun`` loads neit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+# Without typing: ``python -m forerun`` still has the working directory on its path here.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from .calib.errors import ForerunError
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .faces import lazy_getattr  # local: pytest imports this file outside a package

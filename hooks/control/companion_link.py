@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import time
@@ -44,20 +45,46 @@ _WORKER_NAMES = frozenset(
         "FORERUN_CALIBRATE",
     }
 )
+_PYTHON_NAMES = frozenset(
+    {
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PYTHONPLATLIBDIR",
+        "PYTHONUSERBASE",
+        "PYTHONNOUSERSITE",
+        "PYTHONSAFEPATH",
+        # Where the user allows bytecode to be written.
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONPYCACHEPREFIX",
+    }
+)
 
 
 def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of a rank, and with one BLAS thread.
 
-    >>> companion_environment({"RANK": "3", "HOME": "/h"})
-    {'HOME': '/h', 'OMP_NUM_THREADS': '1'}
+    Of those that change Python, only places of packages remain, without the working directory.
+
+    >>> companion_environment({"RANK": "3", "PYTHONPATH": ":/p:.", "PYTHONINSPECT": "1"})
+    {'PYTHONPATH': '/p', 'OMP_NUM_THREADS': '1'}
     """
     inherited = {
         name: value
         for name, value in environment.items()
         if name not in _WORKER_NAMES and not name.startswith("TORCHELASTIC_")
+        if name in _PYTHON_NAMES or not name.startswith("PYTHON")
     }
+    if "PYTHONPATH" in inherited:
+        places = inherited["PYTHONPATH"].split(os.pathsep)
+        inherited["PYTHONPATH"] = os.pathsep.join(one for one in places if not _is_here(one))
     return {**inherited, "OMP_NUM_THREADS": "1"}
+
+
+def _is_here(place: str) -> bool:
+    try:
+        return os.path.samefile(place or ".", ".")
+    except OSError:
+        return False
 
 
 class CompanionPipe:

@@ -30,9 +30,11 @@ it."""
 
 COMPANION = f"{__name__.partition('.')[0]}.companion"
 """Module in the command line of every companion."""
+_SAFE_PATH = "import sys; sys.path[:] = filter(None, sys.path)"
+"""Beginning of each program: unlike ``-m``, nothing is imported from the working directory."""
+_HERE = f"{_SAFE_PATH}; from {COMPANION} import main; sys.exit(main())"
 _ELSEWHERE = """
-import sys
-sys.path[:] = [place for place in sys.path if place]
+%(safe_path)s
 try:
     from forerun.hooks.process.interpreter import objection
 except ImportError as err:
@@ -44,7 +46,7 @@ if wrong:
 from forerun.companion import main  # an older forerun has none: the versions are compared first
 sys.exit(main())
 """
-"""Program for another interpreter; unlike ``-m``, it imports nothing from the working directory."""
+"""Program for another interpreter."""
 
 
 def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str, ...]:
@@ -54,11 +56,13 @@ def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str
     interpreter if it has the requirements, else the one that ``FORERUN_PYTHON`` names.
     """
     if not python and not missing_packages():
-        return (sys.executable, "-m", COMPANION)
+        return (sys.executable, "-c", _HERE)
     python = python or environ.get(VARIABLE, "")
     if not python:
         return ()
-    code = _ELSEWHERE % {"extra": EXTRA, "version": running_version()}
+    code = _ELSEWHERE % {
+        "safe_path": _SAFE_PATH, "extra": EXTRA, "version": running_version()
+    }  # fmt: skip
     # -E: training's PYTHONPATH and PYTHONHOME lead to packages of another Python.
     return (os.path.expanduser(python), "-E", "-c", code)
 

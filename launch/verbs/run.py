@@ -252,7 +252,9 @@ def _wrapper() -> list[str]:
     """
     wrapper_words = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
     is_script = Path(sys.argv[0]).name == "forerun"
-    return [*([sys.argv[0]] if is_script else [sys.executable, "-m", "forerun"]), *wrapper_words]
+    safe_path = ["-P"] * (sys.version_info >= (3, 11))
+    program = [sys.argv[0]] if is_script else [sys.executable, *safe_path, "-m", "forerun"]
+    return [*program, *wrapper_words]
 
 
 def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import forerun
+from forerun.hooks.control.companion_link import companion_environment
 from forerun.hooks.process.interpreter import (
+    PACKAGES,
     companion_command,
     missing_packages,
     no_live_answers_message,
@@ -53,8 +55,8 @@ def start(command: tuple[str, ...], cwd: Path, **environ: str) -> subprocess.Com
 
 def test_the_packages_here_answer_whatever_the_variable_says() -> None:
     assert missing_packages() == []
-    here = (sys.executable, "-m", "forerun.companion")
-    assert companion_command({}) == here
+    here = companion_command({})
+    assert here[:2] == (sys.executable, "-c") and "forerun.companion" in here[2]
     assert companion_command({"FORERUN_PYTHON": "/opt/other/bin/python"}) == here
 
 
@@ -82,6 +84,63 @@ def test_the_other_python_reads_nothing_of_training_s_environment(tmp_path: Path
     done = start(command, trap, PYTHONPATH=str(trap), PYTHONHOME=str(trap))
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout
+
+
+NOT_OF_THE_PATH = {"antigravity", "this", "idlelib", "lib2to3", "turtledemo", "__future__"}
+CHANGING = {
+    "PYTHONSTARTUP": "trap.py",
+    "PYTHONINSPECT": "1",
+    "PYTHONWARNINGS": "error",
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONPROFILEIMPORTTIME": "1",
+    "PYTHONVERBOSE": "1",
+    "PYTHONDEVMODE": "1",
+    "PYTHONTRACEMALLOC": "9",
+    "PYTHONHASHSEED": "abc",
+    "PYTHONIOENCODING": "ascii:strict",
+    "PYTHONCASEOK": "1",
+}
+
+
+def trap(folder: Path) -> Path:
+    """A folder with a file under the name of every module that our programs may import."""
+    names = {*sys.stdlib_module_names, *(module for module, _ in PACKAGES.values())}
+    names |= {"sitecustomize", "usercustomize", "yaml", "xgboost", "wandb", "forerun", "trap"}
+    for name in names - NOT_OF_THE_PATH:
+        text = f"open({str(folder / 'ran')!r}, 'a').write({name!r} + '\\n')\nraise SystemExit(9)\n"
+        (folder / f"{name}.py").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("path", ["", ".", "{here}", "{here}/../{name}", ":/nowhere"])
+def test_nothing_of_the_working_directory_runs_nor_what_changes_python(
+    tmp_path: Path, path: str
+) -> None:
+    here = trap(tmp_path)
+    path = path.format(here=here, name=here.name)
+    before = os.getcwd()
+    os.chdir(here)
+    try:
+        environ = companion_environment({**os.environ, **CHANGING, "PYTHONPATH": path})
+    finally:
+        os.chdir(before)
+    code = "; import json, numpy, pandas, rich, jinja2, sklearn, pyarrow.parquet; sys.exit(main())"
+    command = [*companion_command({})[:2], companion_command({})[2].rpartition(";")[0] + code]
+    done = subprocess.run(
+        [*command, "--help"], cwd=here, env=environ, capture_output=True, text=True, check=False
+    )
+    assert not (here / "ran").exists(), (here / "ran").read_text()
+    assert done.returncode == 0 and "usage" in done.stdout and done.stderr == ""
+
+
+def test_the_command_line_as_a_module_runs_nothing_of_the_working_directory(tmp_path: Path) -> None:
+    here = trap(tmp_path)
+    for name in ("runpy", "pkgutil", "importlib", "zipimport", "forerun"):  # of -m itself
+        (here / f"{name}.py").unlink(missing_ok=True)
+    words = [sys.executable, "-m", "forerun", "status", str(tmp_path)]
+    done = subprocess.run(words, cwd=here, capture_output=True, text=True, check=False)
+    assert not (here / "ran").exists(), (here / "ran").read_text()
+    assert done.returncode == 3 and "holds no run" in done.stderr
 
 
 def test_a_python_without_forerun_says_what_to_do(tmp_path: Path) -> None:
