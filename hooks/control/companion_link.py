@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..process import is_failing, is_stopped
+from ..process import LEAST_NBYTES, free_nbytes, is_failing, is_stopped, make_first_to_go
 
 _log = logging.getLogger(__name__)
 # An analysis takes seconds; launchers kill lingering processes after 30 s to 5 min.
@@ -53,7 +54,7 @@ _PYTHON_NAMES = frozenset(
         "PYTHONUSERBASE",
         "PYTHONNOUSERSITE",
         "PYTHONSAFEPATH",
-        # Where the user allows bytecode to be written.
+        # They say where the user allows bytecode to be written.
         "PYTHONDONTWRITEBYTECODE",
         "PYTHONPYCACHEPREFIX",
     }
@@ -131,12 +132,16 @@ class CompanionPipe:
             ours, theirs = socket.socketpair()
             with ours:
                 with theirs, self._theirs:
+                    if (free := free_nbytes()) < LEAST_NBYTES:
+                        why = f"{free >> 20} MiB are free within this job's memory limit"
+                        raise OSError(errno.ENOMEM, why)
                     self._process = subprocess.Popen(
                         [*command, SETTINGS_FD, str(theirs.fileno())],
                         stdin=self._theirs.fileno(),
                         env=companion_environment(environment),
                         pass_fds=(theirs.fileno(),),
                     )
+                make_first_to_go(self._process.pid)
                 _hand_over(ours, text)
         except OSError as err:
             self.is_alive = False

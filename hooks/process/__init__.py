@@ -10,6 +10,7 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .cores import PAUSE_S, SLICE_S, Pacer, move_to_spare_cores
     from .events import CollectionWatch, in_forked_child
+    from .free_memory import LEAST_NBYTES, free_nbytes, make_first_to_go
     from .guard import THREAD_NAME_PREFIX, Guard, is_failing
     from .host import (
         Host,

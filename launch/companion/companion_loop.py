@@ -74,6 +74,7 @@ class CompanionLoop:
         open_sink: Callable[[CompanionSettings], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], object] = lambda order: None,
+        has_memory: Callable[[], bool] = lambda: True,
     ) -> None:
         settings, rank = companion_settings.settings, companion_settings.settings.rank
         self._companion_settings, self._place = companion_settings, place_of(companion_settings)
@@ -83,6 +84,7 @@ class CompanionLoop:
             now_unix_s=0.0, num_restarts=companion_settings.num_restarts, **request_fields
         )
         self._publisher = publisher or Publisher(self._place)
+        self._has_memory = has_memory
         self._orders = AdviceOrders(settings.on_advice, give_order)
         self._requests = StopRequests(
             self._place, give_order, since_unix_s=companion_settings.requests_since_unix_s
@@ -149,6 +151,8 @@ class CompanionLoop:
             self._renew_forecast(now_unix_s)
             return False
         is_patience_over = is_final or now_unix_s - closed.since_unix_s > PATIENCE_S
+        if not self._has_memory():
+            return False
         try:
             self._windows.add(self._reader.read())
             if not self._windows.is_complete(closed.window) and not is_patience_over:

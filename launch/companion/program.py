@@ -27,6 +27,7 @@ from ...hooks.control import SETTINGS_FD
 from ...hooks.process import CompanionSettings
 from ..store import Publisher, place_of
 from .log_lines import log_line
+from .memory_guard import FIT_NBYTES, LOAD_NBYTES, MemoryGuard
 from .status_writer import StatusWriter
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
 # Latency of answers and of step values; every wake-up takes processor time from training.
-_TICK_S, _STEPS_APART_S = 0.5, 1.0
+_TICK_S, _STEPS_APART_S, _MEMORY_TICK_S = 0.5, 1.0, 5.0
 _MARGIN = 1.5
 """Remaining time required to analyse the last window, in multiples of the longest analysis."""
 MOST_STEPS, MOST_OTHERS = 10_000, 1000
@@ -65,27 +66,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     publisher = Publisher(place_of(companion_settings))
     log_line(publisher.begin(time.time()))
     publisher.start_heartbeat(log_line)
-    queue, shutdown = EventQueue(apart_s=_STEPS_APART_S), Shutdown()
+    queue, shutdown, guard = EventQueue(apart_s=_STEPS_APART_S), Shutdown(), MemoryGuard(log_line)
     status = StatusWriter(companion_settings, publisher)
     status.start()
     threading.Thread(target=_read, args=(queue, shutdown, status), daemon=True).start()
     queue.wait_for_window()
+    while not guard.allows(LOAD_NBYTES):
+        if queue.wait_for_end(_MEMORY_TICK_S):
+            publisher.end()
+            return 0
     from .companion_loop import CompanionLoop  # loads pandas and the models
 
-    companion_loop = CompanionLoop(companion_settings, publisher=publisher, give_order=_write_back)
+    companion_loop = CompanionLoop(
+        companion_settings,
+        publisher=publisher,
+        give_order=_write_back,
+        has_memory=lambda: guard.allows(FIT_NBYTES),
+    )
     shutdown.set_last_words(lambda: companion_loop.write_final_results(time.time()))
-    longest_s = _answer(companion_loop, queue)
+    longest_s = _answer(companion_loop, queue, guard)
     companion_loop.finish(time.time(), is_analysed=shutdown.remaining_s > _MARGIN * longest_s)
     if shutdown.remaining_s > _MARGIN * longest_s > 0:
         _cache_fit(companion_settings.settings.directory)
     return 0
 
 
-def _answer(companion_loop: CompanionLoop, queue: EventQueue) -> float:
-    """Answer until the end; return the longest processor time of an answer, seconds."""
+def _answer(companion_loop: CompanionLoop, queue: EventQueue, guard: MemoryGuard) -> float:
+    """Answer until the end, or until memory is short; return the longest processor time of an
+    answer, seconds."""
     longest_s = 0.0
     is_over = has_missed = False
-    while not is_over:
+    while not is_over and not guard.is_short():
         events, is_over = queue.take(_TICK_S)
         for event in events:
             companion_loop.handle(event, time.time())
@@ -191,6 +202,11 @@ class EventQueue:
         """Block until a window has closed or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or bool(self._waiting["window_closed"]))
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Return whether the queue is closed, after waiting for that up to ``timeout_s``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_over, timeout_s)
 
     def take(self, timeout_s: float) -> tuple[list[Event], bool]:
         """Return queued events in order, after waiting for one up to ``timeout_s``, and whether the

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.hooks.control import companion_link
 from forerun.hooks.control.companion_link import LOOK_S, CompanionPipe
 
 ECHO = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
@@ -39,6 +40,27 @@ def test_events_arrive_as_lines_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text().splitlines() == [
         f'{{"event": "step", "step": {n}}}' for n in range(3)
     ]
+
+
+def test_the_companion_is_the_first_that_the_kernel_ends(tmp_path: Path) -> None:
+    pipe = start(f"print(open('/proc/self/oom_score_adj').read()); {ECHO}", str(tmp_path / "out"))
+    assert pipe._process is not None
+    score = Path(f"/proc/{pipe._process.pid}/oom_score_adj")
+    assert (
+        score.read_text() == "1000\n" and Path("/proc/self/oom_score_adj").read_text() != "1000\n"
+    )
+    pipe.close()
+
+
+def test_without_memory_no_companion_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(companion_link, "free_nbytes", lambda: 40 << 20)
+    pipe = start(ECHO, str(tmp_path / "out"))
+    assert not pipe.is_alive and not (tmp_path / "out").exists()
+    assert "40 MiB are free within this job's memory limit" in caplog.text
+    pipe.send({"event": "step"})
+    pipe.close()
 
 
 def test_a_full_pipe_drops_whole_events_and_never_waits() -> None:

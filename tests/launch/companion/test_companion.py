@@ -13,6 +13,8 @@ from companion_settings import companion_settings, started
 
 from forerun.calib.workload.run_options import OnAdvice
 from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
+from forerun.launch.companion.log_lines import log_line
+from forerun.launch.companion.memory_guard import FIT_NBYTES, MemoryGuard
 from forerun.launch.sinks.sink import Sink
 
 ROOT = Path(__file__).parents[3]
@@ -210,3 +212,48 @@ def test_the_end_of_its_input_ends_it(directory: Path) -> None:
         assert (folder / "report.md").exists()
         value = json.loads((folder / "decision.json").read_text(encoding="utf-8"))
         assert (value["run_id"], value["launch_id"]) == ("golden-run", "first")
+
+
+def test_an_answer_waits_for_memory_and_is_then_given(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free, notes = [0], Notes()
+    guard = MemoryGuard(log_line, lambda: free[0])
+    loop = CompanionLoop(
+        companion_settings(directory),
+        open_sink=lambda _: notes,
+        has_memory=lambda: guard.allows(FIT_NBYTES),
+    )
+    for step in range(WINDOW_END + 2):
+        loop.handle(event(step), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    for second in range(40):
+        assert not loop.poll(1001.0 + second)
+    assert capsys.readouterr().out == (
+        "[forerun] no answer yet: 0 MiB are free within this job's memory limit and an answer "
+        "takes up to 96; records are kept, and an answer follows once so much is free\n"
+    )
+    free[0] = FIT_NBYTES
+    assert loop.poll(1050.0)
+    assert "decision: " in capsys.readouterr().out
+    loop.finish(1051.0)
+
+
+def test_without_memory_the_last_window_is_named_at_the_end(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = CompanionLoop(
+        companion_settings(directory), open_sink=lambda _: Notes(), has_memory=lambda: False
+    )
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.finish(1001.0)
+    assert "window 0 has no answer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("free_mib", "is_short"), [(0, True), (47, True), (48, False)])
+def test_a_companion_that_training_leaves_no_memory_ends_with_one_line(
+    free_mib: int, is_short: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert MemoryGuard(log_line, lambda: free_mib << 20).is_short() is is_short
+    out = capsys.readouterr().out
+    assert out.count("\n") == is_short and (f"{free_mib} MiB are free" in out) is is_short
