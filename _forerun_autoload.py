@@ -311,4 +311,5 @@ def print_note(text: str) -> None:
     """Print one line, from rank 0 only."""
     if os.environ.get("RANK") == "0":
         with suppress(Exception):  # the reader may be gone, or there is no stdout
+            text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
             print(f"[forerun] {text}", flush=True)

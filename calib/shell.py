@@ -31,7 +31,7 @@ def quoted(word: str) -> str:
         return shlex.quote(word)
     if not is_word(word):
         raise ConfigError(
-            f"{shown(word)} cannot be a word of a command; remove the invalid characters"
+            f"{printable(word)} cannot be a word of a command; remove the invalid characters"
         )
     inner = word.rstrip("\n")
     form = "".join(map(_in_format, inner))
@@ -53,7 +53,8 @@ def assigned(name: str, value: str) -> str:
     """
     if not is_variable(name, value):
         raise ConfigError(
-            f"{shown(name)} is no variable that a shell sets; give a name of letters, digits and _"
+            f"{printable(name)} is no variable that a shell sets; give a name of letters, digits "
+            "and _"
         )
     return f"{name}={quoted(value)}"
 
@@ -67,7 +68,7 @@ def required(name: str, hint: str) -> str:
     '"${PIN:?the __pin_}"'
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{shown(name)} is no name of a variable; give letters, digits and _")
+        raise ConfigError(f"{printable(name)} is no name of a variable; give letters, digits and _")
     return f'"${{{name}:?{_NOT_OF_A_HINT.sub("_", hint)}}}"'
 
 
@@ -88,20 +89,25 @@ def without_others(environment: Mapping[str, str]) -> tuple[dict[str, str], tupl
     """Return the variables that a shell can set, and a note on each of the others."""
     settable = {name: value for name, value in environment.items() if is_variable(name, value)}
     notes = (
-        f"the variable {shown(name)} is left out: no shell sets such a name or value; set it "
+        f"the variable {printable(name)} is left out: no shell sets such a name or value; set it "
         "yourself if the program needs it"
         for name in sorted(environment.keys() - settable.keys())
     )
     return settable, tuple(notes)
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Return untrusted text for display: on one line, with unprintable characters escaped.
 
-    >>> print(shown("a\\x1b\\u202e"))
+    >>> print(printable("a\\x1b\\u202e"))
     a\\x1b\\u202e
     """
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return untrusted text of several lines as ``printable`` does, with its line ends."""
+    return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def _escaped(char: str) -> str:

@@ -11,13 +11,15 @@ import atexit
 import gc
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any
 
 from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from ..calib.shell import printable, printable_lines
 from ..calib.workload import shown
 from ..hooks.process import missing_packages_message
 from .verbs import ExitCode as ExitCode
@@ -58,6 +60,7 @@ _SLOW = _CACHED | {"diff", "validate", "import", "probe"}
 """Verbs that show a progress indicator."""
 _FIRST = ("--help", "-h", "--version")
 """Options accepted in place of a verb."""
+_COLOUR = r"\x1b\[[0-9;]*m"
 _NUM_ALLOCATED = 100_000
 """Threshold of the garbage collector, in new objects.  Imported modules live until exit: collecting
 over them repeatedly, and once more at exit, takes a tenth of a quick answer's time."""
@@ -97,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.verb not in _BARE | _CACHED and (text := missing_packages_message(args.verb)):
             raise ConfigError(text)
-        with waiting(f"forerun {args.verb}") if args.verb in _SLOW else nullcontext():
+        out = redirect_stdout(_PrintableStream(sys.stdout)) if sys.stdout else nullcontext()
+        with out, waiting(f"forerun {args.verb}") if args.verb in _SLOW else nullcontext():
             code = int(_module(args.verb).run(args))
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -116,6 +120,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _fail(_of_system(err), ExitCode.USAGE)
         _drop_output()
         return code
+
+
+class _PrintableStream:
+    """Standard output without control characters, since answers hold text of others; on a terminal,
+    with colours."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        colours = _COLOUR if self._stream.isatty() else "(?!)"
+        pieces = re.split(f"({colours})", text)
+        pieces[::2] = map(printable_lines, pieces[::2])
+        return self._stream.write("".join(pieces))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -185,7 +209,7 @@ def _module(verb: str) -> Any:
 def _fail(err: Exception | str, code: ExitCode) -> int:
     with suppress(OSError, ValueError):  # without stderr, the exit code remains
         if sys.stderr is not None:
-            print(f"forerun: {err}", file=sys.stderr, flush=True)
+            print(f"forerun: {printable(str(err))}", file=sys.stderr, flush=True)
     return code
 
 

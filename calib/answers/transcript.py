@@ -12,7 +12,7 @@ from ..fit import UNKNOWN_DEVICE, device_prior
 from ..forecast import PredictedStep, Throughput, peak_flop_per_s
 from ..layers import model_name
 from ..records import Action, action_text
-from ..shell import quoted
+from ..shell import printable, quoted
 from ..units import GIB, INDISTINGUISHABLE, format_bytes, format_frac, format_time
 from ..workload import RunConfig
 from .run_measurements import HookSummary, Overhead
@@ -28,7 +28,7 @@ _DECISION = "decision: "
 
 def with_prefix(lines: Sequence[str]) -> list[str]:
     """Return the lines with the log's prefix, without empty ones."""
-    return [f"{PREFIX} {line}" for line in lines if line]
+    return [f"{PREFIX} {printable(line)}" for line in lines if line]
 
 
 def advice_line(lines: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...calib.records import MARKER, PRIVATE, replace_file, with_iso_times
+from ...calib.shell import printable
 from ...calib.workload import OnAdvice, decode, encode
 from ..process import (
     LATE,
@@ -377,7 +378,7 @@ class Orders:
             message = f"stopping on all ranks after iteration {after + 1}: {what}"
         else:
             message = f"window reopens with iteration {after + 1}: {what}"
-        print(f"[forerun] {message}", flush=True)
+        print(f"[forerun] {printable(message)}", flush=True)
 
     def _mark(self) -> None:
         """Write the stop marker on the companion's rank, for the launcher of the next run."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ...calib.arguments import masked_text
-from ...calib.shell import shown
+from ...calib.shell import printable
 from ..store import UnwrittenError
 
 _T = TypeVar("_T")
@@ -26,8 +26,7 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print lines that already have their prefix."""
     with suppress(OSError, ValueError):  # the reader is gone, or the disk is full
         for line in lines:
-            # File names may hold bytes that are not text; print them escaped.
-            print(line.encode("utf-8", "backslashreplace").decode(), flush=True)
+            print(printable(line), flush=True)
 
 
 class WriteGuard:
@@ -55,7 +54,7 @@ class WriteGuard:
             remedy = f"remove {name}" if is_of_one else "free space"
             rest = f"{remedy} or choose another --calibrate-dir; answers still appear in this log"
         else:
-            reason, is_of_one = f"{type(err).__name__}: {shown(str(err)[:_MOST_CHARS])}", True
+            reason, is_of_one = f"{type(err).__name__}: {printable(str(err)[:_MOST_CHARS])}", True
             rest = "it is left out and all other answers are written; please report this line"
         key = (name if is_of_one else "", reason)
         if key not in self._reported:

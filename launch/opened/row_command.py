@@ -15,7 +15,7 @@ from ...calib.fit import is_processor
 from ...calib.forecast import WholeRun
 from ...calib.memory import Verdict
 from ...calib.records import Launch, replace_file, sealed, stamped
-from ...calib.shell import quoted, shown
+from ...calib.shell import printable, quoted
 from ...calib.units import format_time
 from ...calib.workload import RunConfig
 from ..known import launch_of_command, launch_of_run
@@ -98,7 +98,12 @@ class RowCommand(PrintableAnswer):
 
     def parts(self) -> Iterator[str]:
         """Yield the row, its launch line, and the differences from the running one."""
-        head = (self.title, self.text, *self.changes, *(f"# {shown(note)}" for note in self.notes))
+        head = (
+            self.title,
+            self.text,
+            *self.changes,
+            *(f"# {printable(note)}" for note in self.notes),
+        )
         yield "\n".join([*head, *self.line.diff(f"row {self.row}")])
 
 

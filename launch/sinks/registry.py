@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...calib.records import UnsentValues
+from ...calib.shell import printable
 from ...hooks.process import CompanionSettings
 from .prometheus_sink import open_prometheus
 from .sink import Sink
@@ -55,7 +56,7 @@ class AllSinks(Sink):
         self._each(lambda sink: sink.score(summary))
 
     def alert(self, title: str, text: str) -> None:
-        self._each(lambda sink: sink.alert(title, text))
+        self._each(lambda sink: sink.alert(printable(title), printable(text)))
 
     def close(self, summary: Mapping[str, Any]) -> None:
         self._each(lambda sink: sink.close(summary))

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ...calib.errors import ConfigError
 from ...calib.records import stamped
+from ...calib.shell import printable
 from ...calib.workload import shown
 
 
@@ -33,7 +34,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 def print_notes(*lines: str) -> None:
     """Print notes on the answer to standard error."""
     for line in lines:
-        print(f"forerun: {line}", file=sys.stderr)
+        print(f"forerun: {printable(line)}", file=sys.stderr)
 
 
 FOLDER = Path(__file__).parents[1] / "views"
@@ -100,7 +101,8 @@ class VerbParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error to standard error and exit."""
-        self.exit(ExitCode.USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        text = printable(f"{self.prog}: {message}; see {self.prog} --help")
+        self.exit(ExitCode.USAGE, f"{text}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = action.choices

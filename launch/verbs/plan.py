@@ -10,7 +10,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ...calib.arguments import LAYOUT_NAMES
-from ...calib.shell import shown
+from ...calib.shell import printable
 from ..options import NUM_TOP, read_question
 from .arguments import TOKENS, ExitCode, add_schema, declare, print_json, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
@@ -90,7 +90,7 @@ def _print(row: RowCommand) -> None:
         text.append(BREAK if place else "")
         text.append(phrase.shell, style="bold green" if is_new else "")
     out.print(text, soft_wrap=True)
-    for change in (*row.changes, *(f"# {shown(note)}" for note in row.notes)):
+    for change in (*row.changes, *(f"# {printable(note)}" for note in row.notes)):
         out.print(Text(change, style="dim"), soft_wrap=True)
     for change in line.diff(f"row {row.row}"):
         out.print(Text(change, style=_STYLES.get(change[:1], "")), soft_wrap=True)

@@ -31,7 +31,7 @@ from ...calib.errors import RecordError
 from ...calib.forecast import Coverage, Evaluation, PastForecast, remaining_run_cost, step_coverage
 from ...calib.records import CREATED, OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
-from ...calib.shell import joined, quoted
+from ...calib.shell import joined, printable_lines, quoted
 from ...calib.timeline import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process import FORECAST
@@ -268,7 +268,11 @@ def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") 
     rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
     script = Markup(_text("what_if.js"))
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable_lines(value) if type(value) is str else value,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.from_string(_text(PAGE)).render(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from ...calib.shell import printable
 from ...calib.units import format_bytes, format_count, format_frac, format_time
 from ...hooks.process import is_installed
 
@@ -53,6 +54,11 @@ class ReportTable:
     """Columns to drop once the folded column is too narrow."""
     folded: str = ""
     """Column whose cells may take several lines; empty for the first."""
+
+    def __post_init__(self) -> None:
+        if not all(cell.isprintable() for row in self.rows for cell in row):
+            rows = (tuple(c if c.isprintable() else printable(c) for c in row) for row in self.rows)
+            object.__setattr__(self, "rows", tuple(rows))
 
     def with_spare_columns(
         self, *names: str, late: tuple[str, ...] = (), folded: str = ""
@@ -122,9 +128,10 @@ def console(file: IO[str] | None = None) -> Console:
     """
     from rich.console import Console
 
+    as_text: dict[str, Any] = {"file": file, "markup": False, "emoji": False}
     if not sys.stdout.isatty():
-        return Console(file=file, width=WIDTH, force_terminal=False, color_system=None)
-    return Console(file=file, color_system=None if os.environ.get("NO_COLOR") else "auto")
+        return Console(width=WIDTH, force_terminal=False, color_system=None, **as_text)
+    return Console(color_system=None if os.environ.get("NO_COLOR") else "auto", **as_text)
 
 
 def show_table(table: ReportTable, out: Console) -> None:

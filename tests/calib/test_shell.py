@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.arguments.launch_words import plain, variables, with_blanks
 from forerun.calib.errors import ConfigError
-from forerun.calib.shell import assigned, joined, quoted, required, shown, without_others
+from forerun.calib.shell import assigned, joined, printable, quoted, required, without_others
 
 ROOT = Path(__file__).parents[2]
 SHELLS = [name for name in ("sh", "bash") if shutil.which(name)]
@@ -136,7 +136,9 @@ def test_a_name_that_no_shell_takes_is_refused_where_it_would_be_written(name: s
     for write in (assigned, required):
         with pytest.raises(ConfigError) as exception_info:
             write(name, "x")
-        assert str(exception_info.value).isprintable() and shown(name) in str(exception_info.value)
+        assert str(exception_info.value).isprintable() and printable(name) in str(
+            exception_info.value
+        )
 
 
 def test_a_word_that_no_process_is_given_is_refused() -> None:
