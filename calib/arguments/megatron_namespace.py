@@ -253,7 +253,8 @@ def _replicas(given: Arguments, degrees: dict[str, int]) -> int:
     dp, rest = divmod(world, size)
     if rest or not dp:
         nearest = max(1, round(world / size)) * size
-        raise ConfigError(f"{world} ranks do not split over {layout}; give --gpus {nearest}")
+        remedy = f"give --gpus {nearest}, or degrees whose product divides {world}"
+        raise ConfigError(f"{world} ranks do not split over {layout}; {remedy}")
     return dp
 
 

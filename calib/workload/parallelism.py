@@ -173,10 +173,12 @@ class Parallelism:
                 f"{self.vp}; give one for each chunk"
             )
         if self.num_ranks % (self.expert_tp * self.ep * self.pp):
+            each, rest = divmod(self.num_ranks // self.pp, self.expert_tp)
+            remedy = f"etp from the divisors of {self.num_ranks // self.pp} and ep 1"
             raise ConfigError(
                 f"{self.num_ranks} ranks do not split over expert tp {self.expert_tp} x ep "
-                f"{self.ep} x pp {self.pp}; choose ep from the divisors of "
-                f"{self.num_ranks // self.pp}"
+                f"{self.ep} x pp {self.pp}; choose "
+                f"{remedy if rest else f'ep from the divisors of {each}'}"
             )
 
     @property

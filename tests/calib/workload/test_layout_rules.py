@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.calib.arguments.megatron_args import apply_options, options
 from forerun.calib.errors import ConfigError
@@ -129,3 +132,23 @@ def test_gathering_context_is_spelled_as_transformer_engine_has_it() -> None:
         assert config.parallelism.context_comm is ContextComm.ALL_GATHER
         written = options(config)
         assert written[written.index("--cp-comm-type") + 1] == "all_gather"
+
+
+@given(
+    st.fixed_dictionaries(dict.fromkeys(("tp", "pp", "cp", "dp"), st.integers(1, 4))),
+    st.integers(0, 8),
+    st.integers(1, 16),
+)
+def test_each_divisor_that_a_refusal_of_experts_names_runs(
+    degrees: dict[str, int], etp: int, ep: int
+) -> None:
+    """Eight ranks in tp 4 take ep 1 and 2 alone, though 4 and 8 divide them as well."""
+    try:
+        Parallelism(**degrees, etp=etp, ep=ep)
+    except ConfigError as err:
+        found = re.search(r"choose (ep|etp) from the divisors of (\d+)", str(err))
+        assert found is not None
+        number = int(found[2])
+        for one in filter(lambda one: number % one == 0, range(1, number + 1)):
+            chosen = {"etp": etp, "ep": one} if found[1] == "ep" else {"etp": one, "ep": 1}
+            Parallelism(**degrees, **chosen)
