@@ -203,7 +203,7 @@ def _window(given: Arguments, num_layers: int) -> AttentionWindow | None:
     layers: tuple[bool, ...] = ()
     if freq is not None:
         layers = _flags(
-            "window_attn_skip_freq", freq, num_layers, lambda layer, step: (layer + 1) % step > 0
+            "window_attn_skip_freq", freq, num_layers, lambda layer, step: (layer + 1) % step != 0
         )
     return AttentionWindow(width=before + 1, layers=layers) if any(layers or (True,)) else None
 
@@ -211,9 +211,9 @@ def _window(given: Arguments, num_layers: int) -> AttentionWindow | None:
 def expert_layers(freq: object, num_layers: int) -> tuple[bool, ...]:
     """Return one flag per layer, first to last, True with experts; empty if all have them.
 
-    A number N puts experts in the layers 0, N, 2N, ...  An expression such as ``([0]*3+[1]*58)``
-    may contain whole numbers, lists, ``+`` and ``*``, and nothing else is evaluated.  Raise
-    ``ConfigError`` for any other expression.
+    A number N puts experts in the layers 0, N, 2N, ..., whatever its sign (``layer % N == 0``).  An
+    expression such as ``([0]*3+[1]*58)`` may contain whole numbers, lists, ``+`` and ``*``, and
+    nothing else is evaluated.  Raise ``ConfigError`` for any other expression.
 
     >>> expert_layers("[0]*1+[1]*2", 3)
     (False, True, True)
@@ -229,11 +229,11 @@ def _flags(
     value = _evaluated(name, freq) if isinstance(freq, str) else freq
     if isinstance(value, list | tuple):
         flags = tuple(bool(int(v)) for v in value)
-    elif isinstance(value, int) and value >= 1:
+    elif isinstance(value, int) and value:
         flags = tuple(is_set(layer, value) for layer in range(num_layers))
     else:
         raise ConfigError(
-            f"{option_of(name)} {shown(freq)} is neither a whole number above 0 nor a list; give "
+            f"{option_of(name)} {shown(freq)} is neither a whole number but 0 nor a list; give "
             f"one, such as 2 or [0]*3+[1]*58"
         )
     return () if all(flags) and len(flags) == num_layers else flags
@@ -241,7 +241,8 @@ def _flags(
 
 def _evaluated(name: str, text: str) -> Any:
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
+        is_number = text.strip().removeprefix("-").isdecimal()
+        return int(text) if is_number else _value(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, TypeError, ValueError) as err:
         raise ConfigError(
             f"{option_of(name)} {shown(text)} is not made of numbers, lists, + and *; "

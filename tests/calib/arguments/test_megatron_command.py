@@ -136,6 +136,8 @@ def test_other_words_for_the_same_layout_stay() -> None:
         ("([0]*2+[1]*4)", (False, False, True, True, True, True)),
         ("([0]+[1])*3", (False, True) * 3),
         ([1] * 6, ()),
+        # ``i % freq == 0`` of megatron.core.models.gpt.gpt_layer_specs has no sign.
+        *((-1, ()), ("-1", ()), ("-3", (True, False, False, True, False, False))),
     ],
 )
 def test_expert_layers_by_every_spelling(freq: Any, expected: tuple[bool, ...]) -> None:

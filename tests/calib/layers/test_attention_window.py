@@ -78,7 +78,7 @@ def _on_cpu(make: Any, seq: int, window: tuple[int, int]) -> Any:
 @pytest.mark.parametrize(
     ("freq", "value"),
     [
-        *((None, None), ("2", 2), ("5", 5)),
+        *((None, None), ("2", 2), ("5", 5), ("-5", -5)),
         ("[1]*20+[0]*4", [1] * 20 + [0] * 4),
         ("([1,1,1,0])*6", [1, 1, 1, 0] * 6),
     ],
