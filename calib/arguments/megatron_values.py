@@ -102,16 +102,7 @@ def sharding_values(par: Parallelism) -> Values:
 
 
 def with_states(config: RunConfig, given: Arguments) -> RunConfig:
-    """Return the run with the size of its optimizer states, and the share offloaded to the host.
-
-    With parameters in bf16, the precision-aware optimizer stores only the remaining 16 bits of the
-    fp32 ones (``store_param_remainders``).
-    """
-    if given.is_on("use_precision_aware_optimizer"):
-        weights, *moments = (_nbytes(given, name) for name in _STATE_DTYPES)
-        if config.precision is Precision.BF16 and weights == 4:
-            weights = 2
-        config = replace(config, optimizer_state_nbytes=weights + sum(moments))
+    """Return the run with the size of its optimizer states, and the share offloaded to the host."""
     if given.is_on("optimizer_cpu_offload"):
         is_stated = given.get("optimizer_offload_fraction") is not None
         stated = given.real("optimizer_offload_fraction") if is_stated else 1.0
@@ -120,7 +111,24 @@ def with_states(config: RunConfig, given: Arguments) -> RunConfig:
             optimizer_offload_frac=stated,
             overlaps_optimizer_offload=given.is_on("overlap_cpu_optimizer_d2h_h2d"),
         )
+    if given.is_on("use_precision_aware_optimizer"):
+        weights, *moments = (_nbytes(given, name) for name in _STATE_DTYPES)
+        if weights == 4:
+            weights = _fp32_weight_nbytes(config)
+        config = replace(config, optimizer_state_nbytes=weights + sum(moments))
     return config
+
+
+def _fp32_weight_nbytes(config: RunConfig) -> int:
+    """Return the bytes of the precision-aware optimizer for an fp32 weight.
+
+    Beside a weight in bf16 it stores only the other 16 bits (``store_param_remainders``); with an
+    fp8 recipe other than delayed scaling, Megatron's core holds whole weights in its place unless
+    they are offloaded (``use_precision_aware_optimizer_no_fp8_or_ds_fp8`` of core_v0.16.1).
+    """
+    is_of_optimizer = config.fp8 in (Fp8Recipe.NONE, Fp8Recipe.DELAYED, Fp8Recipe.NVFP4)
+    splits = is_of_optimizer or config.optimizer_offload_frac > 0
+    return 2 if splits and config.precision is Precision.BF16 else 4
 
 
 def optimizer_values(config: RunConfig) -> Values:
@@ -136,7 +144,7 @@ def optimizer_values(config: RunConfig) -> Values:
     if not config.optimizer_state_nbytes:
         return values
     # Several pairs may give the sum; take the widest first moment, as the order has no cost.
-    weights = 2 if config.precision is Precision.BF16 else 4
+    weights = _fp32_weight_nbytes(config)
     first, second = _moments(config.optimizer_state_nbytes - weights)
     return {
         **values,
