@@ -58,7 +58,7 @@ LAYER_KEYS = frozenset(
         *("num_heads", "is_moe", "mamba_chunk_size"),
         *("sliding_window", "attention_chunk_size", "sliding_window_pattern"),
         *("use_sliding_window", "max_window_layers", "no_rope_layers"),
-        *("no_rope_layer_interval",),
+        *("no_rope_layer_interval", "layer_switch"),
         *_NUM_EXPERTS,
         *_TOP_K,
         *_SHARED_WIDTH,
@@ -87,7 +87,7 @@ def window_of_keys(
     if not width or not given.is_on("use_sliding_window", default=not is_stated):
         return None
     words = given.words("layer_types", "layers_block_type")
-    period = given.number(*_PERIOD, default=full_every or 0)
+    period = given.number(*_PERIOD, "layer_switch", default=full_every or 0)
     limits: tuple[bool, ...]
     if words:
         limits = tuple(word in (_WINDOWED, _CHUNKED) for word in words)

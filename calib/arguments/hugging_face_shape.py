@@ -99,7 +99,7 @@ _READ = LAYER_KEYS | {
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "intermediate_size_mlp", "vocab_size", "max_position_embeddings"),
     *("attention_bias", "mlp_bias", "use_bias", "use_qkv_bias", "use_qk_norm", "qk_layernorm"),
-    *("attn_output_gate",),
+    *("attention_head_dim", "attn_output_gate"),
     *("tie_word_embeddings", "use_parallel_residual", "num_nextn_predict_layers", "hidden_act"),
     *("qk_head_dim", *_LATENT_KEYS),
 }
@@ -112,7 +112,10 @@ _HARMLESS = re.compile(
     r"partial|window|chunk_size_|softcap|scal|output_|_implementation|topk_group|n_group$|cache|"
     r"quant|torch|dtype|norm_topk|return_|is_encoder|cross_attention$|num_labels|beam|multiplier|"
     r"pretraining_tp|prune|problem|max_length|chunk_size_feed|score|routing|jitter|grouped_mm|"
-    r"original_max|conv_bias|softmax_in|_clip|bos|eos|pad_|architectures|logit|experts_implementation|auto_map|_range"
+    r"original_max|conv_bias|softmax_in|_clip|bos|eos|pad_|architectures|logit|experts_implementation|auto_map|_range|"
+    # Prediction layers, which do not count, indexers, whose time a run measures, and kernels.
+    r"^mtp_|^num_mtp_modules$|^index_(?:share|skip|topk_freq)|^indexer_types$|^ep_size$|"
+    r"^chunk_size$|_kernels$|temperature|capacity"
 )
 _ENCODER = re.compile(r"(?:vision|audio|speech)\w*_config|vision_\w*tower")
 _GATED = ("silu", "swish")
@@ -130,6 +133,15 @@ def text_keys(config: Mapping[str, object]) -> dict[str, object]:
 def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
     """Return a model's shape; raise ``ConfigError`` for a key or value that is not understood."""
     given, kind = Arguments(keys), str(keys.get("model_type"))
+    is_known = kind in _FAMILIES or kind == GPT2
+    if keys.get("is_encoder_decoder"):
+        raise ConfigError(f"model_type {kind!r} has an encoder, which is not modelled; give a GPT")
+    if strange := _unread_keys(keys, is_known=is_known):
+        raise ConfigError(
+            f"model_type {kind!r} of config.json is {'' if is_known else 'not '}known, "
+            f"{'but not' if is_known else 'nor'} what {', '.join(strange[:4])} "
+            f"{'does' if len(strange) == 1 else 'do'}; {_REMEDY}"
+        )
     if kind == GPT2:
         return _gpt2(given)
     family = _FAMILIES.get(kind) or _by_keys(keys, given, kind)
@@ -220,29 +232,31 @@ def _width(given: Arguments, hidden: int) -> int:
     return given.required(next((n for n in names if given.get(n) is not None), names[1]))
 
 
-def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family:
-    """Return the facts of a family that is not known; raise ``ConfigError`` unless keys settle
-    them."""
-    strange = sorted(
+def _unread_keys(keys: Mapping[str, object], *, is_known: bool) -> list[str]:
+    """Return the keys that may change a model and are not read; of a known family those alone that
+    may hold a size, since its class fixes the rest."""
+    read = _READ | ({"n_head", "n_inner", "n_layer"} if keys.get("model_type") == GPT2 else set())
+    return sorted(
         name
         for name, value in keys.items()
-        if name not in _READ
+        if name not in read
         and value not in (None, False, 0, "", [], {})
+        and not (is_known and (value == 1 or not isinstance(value, int | list | dict)))
         and _DECIDING.search(name)
         and not _HARMLESS.search(name)
     )
-    if strange:
-        raise ConfigError(
-            f"model_type {kind!r} of config.json is not known, nor what {', '.join(strange[:4])} "
-            f"{'does' if len(strange) == 1 else 'do'}; {_REMEDY}"
-        )
+
+
+def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family:
+    """Return the facts of a family that is not known; raise ``ConfigError`` unless keys settle
+    them."""
     activation = given.text("hidden_act")
     if activation not in _GATED or given.get("rms_norm_eps") is None:
         raise ConfigError(
             f"model_type {kind!r} of config.json is not known, and without rms_norm_eps and "
             f"hidden_act silu its layers are open; {_REMEDY}"
         )
-    if keys.get("is_encoder_decoder") or not _is_decoder(given):
+    if not _is_decoder(given):
         raise ConfigError(f"model_type {kind!r} of config.json is not of a decoder; {_REMEDY}")
     return _PLAIN
 
@@ -277,11 +291,8 @@ def notes_of_keys(config: Mapping[str, object], *, seq_length: int) -> tuple[str
     encoders = sorted(name for name in config if _ENCODER.fullmatch(name) and config[name])
     if encoders:
         notes.append(f"config.json has {', '.join(encoders)}: only its text model counts")
-    if number := given.number("num_mtp_modules"):
-        notes.append(
-            f"config.json has {number} prediction layers that published weights omit; they do not "
-            f"count"
-        )
+    if number := given.number("num_mtp_modules", "mtp_num_hidden_layers"):
+        notes.append(f"config.json has {number} prediction layers, which do not count")
     return tuple(notes)
 
 

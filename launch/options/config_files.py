@@ -68,7 +68,7 @@ def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described
     """
     ranks = num_ranks or base.parallelism.num_ranks
     value = _parsed(path)
-    if "model_type" in value and "num_layers" not in value:
+    if "model_type" in value and not {"num_layers", "hidden_size"} <= value.keys():
         multiple = VOCAB_MULTIPLE * base.parallelism.tp
         length = base.model.seq_length
         model = from_hugging_face(value, seq_length=length, vocab_multiple=multiple)

@@ -6,9 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.calib.arguments.hugging_face import Training, from_hugging_face, from_training
-from forerun.calib.arguments.hugging_face_shape import notes_of_keys
+from forerun.calib.arguments.hugging_face_shape import (
+    _FAMILIES,
+    _unread_keys,
+    notes_of_keys,
+    text_keys,
+)
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.layers.stage_work import stage_parameters
@@ -516,3 +523,36 @@ def test_a_sharded_loop_is_modelled_as_one_and_keeps_a_share_of_everything() -> 
     whole, share = memory(plain), memory(sharded)
     for part in ("weights_nbytes", "grads_nbytes", "optimizer_nbytes"):
         assert getattr(share, part) == pytest.approx(getattr(whole, part) / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", [*_FAMILIES, "gpt2"])
+def test_a_known_family_has_no_unread_key_of_its_own(kind: str) -> None:
+    """All keys of transformers' own classes, which a running loop hands over in full."""
+    auto = pytest.importorskip("transformers").AutoConfig
+    try:
+        keys = text_keys(auto.for_model(kind).to_dict())
+    except ValueError:
+        pytest.skip("no class of transformers")
+    assert _unread_keys(keys, is_known=True) == []
+
+
+@pytest.mark.parametrize("config", [LLAMA3_8B, MIXTRAL_8X7B, QWEN3_30B_A3B, DEEPSEEK_V3])
+@given(
+    first=st.sampled_from(["moe", "expert", "attn", "mlp", "hidden"]),
+    last=st.sampled_from(["latent_size", "low_rank", "extra_dim", "num_copies", "latent_heads"]),
+    value=st.integers(2, 1 << 20) | st.lists(st.integers(2, 99), min_size=1, max_size=3),
+)
+def test_a_size_that_is_not_read_is_named_for_a_known_family_too(
+    config: dict[str, Any], first: str, last: str, value: object
+) -> None:
+    """As moe_latent_size of Nemotron 3 Super, whose experts are a quarter as wide as without it."""
+    name = f"{first}_{last}"
+    with pytest.raises(ConfigError, match=f"is known, but not what {name} does"):
+        from_hugging_face({**config, name: value})
+    assert from_hugging_face({**config, name: None}) == from_hugging_face(config)
+
+
+def test_an_encoder_is_said_to_be_one() -> None:
+    t5 = {"model_type": "t5", "is_encoder_decoder": True, "d_model": 512, "num_layers": 6}
+    with pytest.raises(ConfigError, match="'t5' has an encoder, which is not modelled"):
+        from_hugging_face(t5)
