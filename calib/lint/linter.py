@@ -87,8 +87,8 @@ class Lint(Encoded):
         return f"launch: {best.remedy.what} · {best.gain.text} · {shown}"
 
 
-def lint(launch: StatedLaunch, pricing: Pricing | None = None) -> Lint:
-    """Return the flaws of a launch.
+def lint(launch: StatedLaunch, pricing: Pricing | None = None, unpriced: str = UNASKED) -> Lint:
+    """Return the flaws of a launch; ``unpriced`` is why there are no gains without a pricing.
 
     No remedy is slower, exceeds memory, or is unsupported by the program.  For a custom loop, whose
     arguments are not Megatron's, only environment variables are checked.
@@ -100,7 +100,7 @@ def lint(launch: StatedLaunch, pricing: Pricing | None = None) -> Lint:
         for rule in rules
         if (remedy := rule.remedy(launch, pricing)) is not None and _is_taken(launch, remedy)
     ]
-    return Lint(flaws=tuple(sorted(_flaws(able, pricing), key=lambda flaw: flaw.rank)))
+    return Lint(flaws=tuple(sorted(_flaws(able, pricing, unpriced), key=lambda flaw: flaw.rank)))
 
 
 def _is_taken(launch: StatedLaunch, remedy: Remedy) -> bool:
@@ -114,13 +114,15 @@ def _is_taken(launch: StatedLaunch, remedy: Remedy) -> bool:
     return not is_refused and not unsupported_options_reason(layout, config)
 
 
-def _flaws(able: Sequence[tuple[Rule, Remedy]], pricing: Pricing | None) -> Iterator[Flaw]:
+def _flaws(
+    able: Sequence[tuple[Rule, Remedy]], pricing: Pricing | None, unasked: str
+) -> Iterator[Flaw]:
     layouts = [one.layout for _, one in able if one.layout is not None]
     candidates = iter(pricing.candidates(layouts) if pricing is not None and layouts else ())
     for rule, remedy in able:
         gain, unpriced = remedy.gain, rule.unpriced
         if pricing is None:
-            unpriced = unpriced or UNASKED
+            unpriced = unpriced or unasked
         elif remedy.layout is not None:
             gain = pricing.gain(next(candidates))
             unpriced = unpriced if gain is not None else ""  # drop layouts that do not fit

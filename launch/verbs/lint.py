@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _SOME_DEVICE = "accelerator"
 """Device assumed for a command without a stated device: some GPU."""
+_NOT_PRICED = "options of the launch are not known or not modelled, as a note says"
 _PLANNED = "layouts, micro-batches and recompute are priced by: forerun plan {place}"
 _UNSEEN = "variables exported by a shell or a scheduler are not read: write them before the command"
 
@@ -60,7 +61,8 @@ def lint_launch(args: argparse.Namespace) -> int:
     target = _with_directory(args) if args.directory is not None else _alone(args)
     launch = stated_launch(target.words, target.described.config, target.variables)
     pricing = _pricing(args, target)
-    answer, overflow = lint(launch, pricing), _overflow(pricing)
+    reason = {} if target.machine is None else {"unpriced": _NOT_PRICED}
+    answer, overflow = lint(launch, pricing, **reason), _overflow(pricing)
     print_notes(*(target.machine.problems if target.machine is not None else ()))
     unknown = target.described.unknown
     if unknown:

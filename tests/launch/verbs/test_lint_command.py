@@ -64,6 +64,15 @@ def test_a_device_answers_by_its_data_sheet(capsys: Out) -> None:
     assert gain["low_frac"] < gain["time_frac"] < gain["high_frac"]
 
 
+def test_why_nothing_is_priced_is_true(capsys: Out) -> None:
+    """As for VITA-MLLM/Long-VITA's scripts, which have options of a fork of Megatron-LM."""
+    result = rules(answer(capsys, "--device", "H20", "--", *WORSE, "--use-mc2"))
+    why = result["overlap-param-gather"]["unpriced"]
+    assert "not known or not modelled" in why and "--device" not in why
+    alone = rules(answer(capsys, "--", *WORSE, "--use-mc2"))
+    assert "or --device" in alone["overlap-param-gather"]["unpriced"]
+
+
 @pytest.mark.parametrize(("device", "is_reported"), [("V100", True), ("T4", True), ("A100", False)])
 def test_bf16_before_ampere_is_the_first_finding(
     capsys: Out, device: str, is_reported: bool
