@@ -54,6 +54,8 @@ _LOGS = (".log", ".out", ".txt")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _REDIRECTED = re.compile(r"^\d*(?:>>?|<)(?:&\d*)?")
 _SIZES = ("--num-layers", "--hidden-size")
+_NAMING = ("echo", "printf", "[", "[[", "test", "source", ".")
+"""Words of a shell behind which a script is only named."""
 _MOST_DEEP = 4
 
 
@@ -122,6 +124,8 @@ def _parsed(path: Path) -> Mapping[str, Any]:
         return _checkpoint_arguments(path)
     if path.suffix in _LOGS:
         return _logged(path)
+    if path.suffix in _SCRIPTS:
+        raise ConfigError(f"{path} is a script; give it after --, such as -- bash {path}")
     text = _text(path, "give a text file of arguments that exists")
     value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(value, Mapping):
@@ -359,7 +363,7 @@ def _launch(command_lines: Sequence[Sequence[str]], name: str) -> tuple[str, ...
 
 def _trains(words: Sequence[str]) -> bool:
     """Return True for a command that may train: it runs a script, or a module under a launcher."""
-    if split_variables(words)[1][:1] in (("echo",), ("printf",)):
+    if next(iter(split_variables(words)[1]), "") in _NAMING:
         return False
     is_launched = bool(ranks_of(split_launcher(words)[0]).launcher)
     return is_launched or any(word.endswith(".py") for word in words) or _wraps(words)

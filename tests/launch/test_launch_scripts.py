@@ -58,6 +58,15 @@ def test_a_line_without_a_script_is_left_alone() -> None:
     assert inner_launch_line(module) == module
 
 
+@pytest.mark.parametrize("word", ["source", ".", "[ -f", "[[ -f", "test -f"])
+def test_a_script_that_is_only_named_is_not_the_launch(tmp_path: Path, word: str) -> None:
+    """verl's examples read their settings by ``[ -f "$HERE/env.sh" ] && source "$HERE/env.sh"``."""
+    end = {"[": " ]", "[[": " ]]"}.get(word.partition(" ")[0], "")
+    path = tmp_path / "run.sh"
+    path.write_text(f"torchrun --nproc-per-node 2 t.py\n{word} $HERE/env.sh{end} && echo\n")
+    assert inner_launch_line(["bash", str(path)]) == ("torchrun", "--nproc-per-node", "2", "t.py")
+
+
 def test_a_script_may_be_named_from_here(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(script.parent)
     for words in (["sbatch", "./run.sh"], ["bash", "./run.sh"], ["./run.sh"]):

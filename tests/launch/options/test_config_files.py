@@ -185,6 +185,11 @@ def test_a_model_of_hugging_face_takes_the_place_of_ours(
         ("a.json", "{", "is not JSON"),
         ("a.json", '{"model_type": "bert"}', "model_type 'bert' of config.json is not known"),
         ("a.yaml", "x: !!python/object/apply:os.getcwd []", "is not YAML"),
+        (
+            "a.sbatch",
+            "#!/bin/sh\ntorchrun t.py\n",
+            "is a script; give it after --, such as -- bash",
+        ),
         ("a.json", '{"model_type": "t5", "is_encoder_decoder": true, "num_layers": 6}', "encoder"),
     ],
 )
