@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .launch_words import MEETING, ranks_on_each
     from .launchers import (
         ASIDE_VARIABLES,
+        GPUS_PER_NODE,
         is_of_library,
         ranks_of,
         reason,

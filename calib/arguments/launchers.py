@@ -31,6 +31,8 @@ _NODE_RANKS = (
     "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
 )  # fmt: skip
 """Variables of torch, Slurm, Open MPI and PMI with the ranks of a job, and of a node."""
+GPUS_PER_NODE = 8
+"""Ranks per node assumed where a description leaves them open, as on a common server."""
 _PPR = re.compile(r"ppr:(\d+):node")
 
 
@@ -39,13 +41,14 @@ class Ranks:
     """The ranks that a launcher's options request; 0 if they do not specify a number.
 
     ``launcher`` is its name, empty if there is none; ``usual_ranks`` is its default number of
-    ranks, if the command does not specify one.
+    ranks, if the command does not specify one; ``num_nodes`` is a stated number, no default.
     """
 
     launcher: str = ""
     num_ranks: int = 0
     per_node: int = 0
     usual_ranks: int = 0
+    num_nodes: int = 0
 
 
 def ranks_of(words: Sequence[str]) -> Ranks:
@@ -55,7 +58,7 @@ def ranks_of(words: Sequence[str]) -> Ranks:
     follows, and variables in front of the command if there is no launcher.
 
     >>> ranks_of("srun -N 4 --ntasks-per-node=8 python".split())
-    Ranks(launcher='srun', num_ranks=32, per_node=8, usual_ranks=0)
+    Ranks(launcher='srun', num_ranks=32, per_node=8, usual_ranks=0, num_nodes=4)
     >>> ranks_of("torchrun --nproc-per-node gpu".split()).num_ranks
     0
     """
@@ -121,6 +124,7 @@ def _torchrun(words: Sequence[str]) -> Ranks:
         num_ranks=per_node * _number(nodes),
         per_node=per_node,
         usual_ranks=0 if nproc_per_node else _number(nodes),  # one on each node
+        num_nodes=_number(nodes) if _value(words, "--nnodes") else 0,
     )
 
 
@@ -136,20 +140,19 @@ def _deepspeed(words: Sequence[str]) -> Ranks:
     is_open = _value(words, "--hostfile", "-H") and not _value(words, "--num-nodes")
     per_node = _number(_value(words, "--num-gpus"))
     nodes = 0 if is_open else _number(_value(words, "--num-nodes", default="1"))
-    return _job("deepspeed", per_node * nodes, per_node)
+    return _job("deepspeed", per_node * nodes, per_node, _number(_value(words, "--num-nodes")))
 
 
 def _accelerate(words: Sequence[str]) -> Ranks:
-    ranks = _number(_value(words, "--num-processes"))
-    nodes = _number(_value(words, "--num-machines", default="1"))
-    return _job("accelerate", ranks, ranks // nodes if nodes else 0)
+    ranks, nodes = (_number(_value(words, one)) for one in ("--num-processes", "--num-machines"))
+    return _job("accelerate", ranks, 0, nodes)
 
 
 def _srun(words: Sequence[str]) -> Ranks:
-    nodes = _number(_value(words, "--nodes", "-N", default="1").rpartition("-")[2])
+    stated = _value(words, "--nodes", "-N").rpartition("-")[2]
     per_node = _number(_value(words, "--ntasks-per-node"))
-    ranks = _number(_value(words, "--ntasks", "-n")) or nodes * per_node
-    return _job("srun", ranks, per_node or (ranks // nodes if nodes else 0))
+    ranks = _number(_value(words, "--ntasks", "-n")) or _number(stated or "1") * per_node
+    return _job("srun", ranks, per_node, _number(stated))
 
 
 def _mpi(words: Sequence[str]) -> Ranks:
@@ -161,13 +164,15 @@ def _mpi(words: Sequence[str]) -> Ranks:
     ranks = _number(_value(words, "--np", "-np", "-n", "-c"))
     if not ranks and hosts:
         ranks = per_node * len(hosts) or (sum(slots) if all(slots) else 0)
-    return _job("mpirun", ranks, per_node or (max(slots) if slots and all(slots) else 0))
+    each = per_node or (max(slots) if slots and all(slots) else 0)
+    return _job("mpirun", ranks, each, len(hosts))
 
 
-def _job(launcher: str, num_ranks: int, per_node: int) -> Ranks:
+def _job(launcher: str, num_ranks: int, per_node: int, num_nodes: int = 0) -> Ranks:
     """Return the ranks; ignore a number per node that exceeds all ranks."""
+    per_node = per_node or (num_ranks // num_nodes if num_nodes else 0)
     each = per_node if num_ranks and per_node <= num_ranks else 0
-    return Ranks(launcher=launcher, num_ranks=num_ranks, per_node=each)
+    return Ranks(launcher=launcher, num_ranks=num_ranks, per_node=each, num_nodes=num_nodes)
 
 
 def _of_variables(variables: Mapping[str, str]) -> Ranks:

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..workload import MOST, Arguments, RunConfig
 from .hybrid_pattern import PATTERN, RATIOS
 from .launchers import (
+    GPUS_PER_NODE,
     MODULES,
     attention_values,
     ranks_of,
@@ -31,6 +32,10 @@ _OTHER_MODELS = frozenset(
 )
 """Megatron's programs that train no decoder of one stack: their lines are read as one."""
 _PATHS = ("merge_file", "tokenizer_model")
+_OF_A_NODE = (
+    f"{GPUS_PER_NODE} ranks a node assumed, which is left open; a launcher's --nproc-per-node or a "
+    "file's ranks_per_node sets another number"
+)
 _SIZES = frozenset({"num_layers", "encoder_num_layers", "hidden_size"})
 
 
@@ -66,7 +71,8 @@ def config_from_command(
     table.unknown += unknown_variables(variables)
     program = PurePath(argv[len(argv) - len(words) - 1]).name if len(words) < len(argv) else ""
     _add_pattern(table, program)
-    per_node = launcher_ranks.per_node or ranks_per_node
+    num_nodes = launcher_ranks.num_nodes
+    per_node = launcher_ranks.per_node or (known // num_nodes if num_nodes else 0) or ranks_per_node
     try:
         described = _described(table, known or usual_ranks, per_node, variables)
     except ConfigError:
@@ -143,7 +149,8 @@ def _described(
     values = {**_DEFAULTS, **attention_values(variables), **table.values}
     if not values.get("data_parallel_size"):
         values.setdefault("world_size", num_ranks)
-    values.setdefault("ranks_per_node", ranks_per_node)
+    each = table.values.get("ranks_per_node") or ranks_per_node
+    values["ranks_per_node"] = each or GPUS_PER_NODE
     # A path matters only by being given, so it may contain a shell variable.
     names = [n for n, value in values.items() if str(value).startswith("$") and n not in _PATHS]
     if names:
@@ -151,10 +158,10 @@ def _described(
     config = as_given(from_namespace(SimpleNamespace(**values)), table.values)
     unmodelled_names = unmodelled_variables(variables, config.parallelism)
     config = replace(config, unmodelled=(*config.unmodelled, *unmodelled_names))
-    given = Arguments(values)
-    notes: tuple[str, ...] = ()
+    notes, given = [], Arguments(values)
+    if not each and config.parallelism.num_ranks > GPUS_PER_NODE:
+        notes.append(_OF_A_NODE)
     if not (given.get("padded_vocab_size", "vocab_size")) and (size := usual_vocab_size(given)):
-        notes = (
-            f"a vocabulary of {size:,} assumed, as the tokenizer's; --vocab-size sets another",
-        )
-    return Described(config=config, unknown=tuple(table.unknown), notes=notes)
+        what = f"a vocabulary of {size:,} assumed, as the tokenizer's"
+        notes.append(f"{what}; --vocab-size sets another")
+    return Described(config=config, unknown=tuple(table.unknown), notes=tuple(notes))

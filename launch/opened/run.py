@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.arguments import apply_options
+from ...calib.arguments import GPUS_PER_NODE, apply_options
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.memory import known_device
 from ...calib.search import layout_label
@@ -401,10 +401,6 @@ def load(
     )
 
 
-_GPUS_PER_NODE = 8
-"""GPUs of a common server, for a ``config.json``, which names no node."""
-
-
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Unmeasured(Run):
     """Described run on a device, from published measurements; nothing is read or written."""
@@ -513,7 +509,7 @@ def _any_run(device: str, num_ranks: int) -> RunConfig:
         is_optimizer_distributed=True,
         overlaps_grad_reduce=True,
         overlaps_param_gather=True,
-        ranks_per_node=min(_GPUS_PER_NODE, ranks),
+        ranks_per_node=min(GPUS_PER_NODE, num_ranks or GPUS_PER_NODE),
     )
     return RunConfig(
         model=ModelShape(**sizes),

@@ -58,6 +58,39 @@ def test_ranks_that_are_left_open_are_asked_for(line: str) -> None:
     assert config_from_command(words, num_ranks=8).config.parallelism.num_ranks == 8
 
 
+@pytest.mark.parametrize(
+    ("line", "per_node"),
+    [
+        *(("torchrun --nproc-per-node gpu", 8), ("torchrun --nproc-per-node $GPUS", 8)),
+        *(("srun -n 64 python", 8), ("mpirun -np 64 python", 8), ("python", 8)),
+        *(("accelerate launch --num_processes 64", 8), ("WORLD_SIZE=64 python", 8)),
+        *(("torchrun --nproc-per-node gpu --nnodes 16", 4), ("srun -N 16 -n 64 python", 4)),
+        *(("deepspeed --num_nodes 16", 4), ("mpirun -np 64 -H a,b,c,d python", 16)),
+        *(
+            ("torchrun --nproc-per-node 4 --nnodes $NODES", 4),
+            ("srun --ntasks-per-node=4 python", 4),
+        ),
+    ],
+)
+def test_ranks_of_a_node_that_are_left_open_are_those_of_a_server_and_said(
+    line: str, per_node: int
+) -> None:
+    """As many as where nothing is launched; one node of 64 has no transfers between nodes."""
+    described = config_from_command([*shlex.split(line), *SIZES.split()], num_ranks=64)
+    assert described.config.parallelism.ranks_per_node == per_node
+    is_open = per_node == 8
+    assert any("8 ranks a node assumed" in note for note in described.notes) is is_open
+
+
+@given(
+    st.sampled_from([2, 4, 8, 16, 32, 64]),
+    st.sampled_from(["srun -n N python", "accelerate launch --num_processes=N"]),
+)
+def test_no_launch_is_of_one_node_for_want_of_a_number(num_ranks: int, line: str) -> None:
+    words = [*line.replace("N", str(num_ranks)).split(), *SIZES.split()]
+    assert config_from_command(words).config.parallelism.ranks_per_node == 8
+
+
 def test_without_a_launcher_the_usual_ones_count() -> None:
     assert config_from_command(SIZES.split(), usual_ranks=4).config.parallelism.num_ranks == 4
 

@@ -27,8 +27,8 @@ PATHS = shlex.split("--data-path 0.5 a 0.5 b --lr 1e-4 --save out --log-interval
         ("torchrun --nproc_per_node=4 --nnodes=1:2 --rdzv-backend c10d train.py", 8, 4),
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", 2, 2),
         ("torchrun --nproc-per-node 2 -m package.train", 2, 2),
-        ("python pretrain_gpt.py", 4, 0),
-        ("", 4, 0),
+        ("python pretrain_gpt.py", 4, 8),
+        ("", 4, 8),
     ],
 )
 def test_the_launcher_gives_the_ranks(launcher: str, ranks: int, per_node: int) -> None:

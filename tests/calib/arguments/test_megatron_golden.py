@@ -29,7 +29,8 @@ def described(name: str) -> RunConfig:
 def test_arguments_as_given_mean_what_megatron_makes_of_them(name: str) -> None:
     validated = ROWS[name]["validated"]
     config = described(name)
-    assert from_namespace(SimpleNamespace(**validated)) == config
+    each = config.parallelism.ranks_per_node
+    assert from_namespace(SimpleNamespace(**validated, ranks_per_node=each)) == config
     assert config_from_mapping(validated).config == config
     assert list(config.chunk_layers) == ROWS[name]["chunk_layers"]
 

@@ -19,6 +19,7 @@ _LINE = (
     "--use-distributed-optimizer"
 )
 LINE = _LINE.split()
+ACCELERATE = ["accelerate", "launch", "--num-processes=16", "--num-machines=2"]
 _SRUN = """#!/bin/sh
 printf '%s\\n' "$CUDA_DEVICE_MAX_CONNECTIONS" "$@" > ran
 """
@@ -100,7 +101,7 @@ def test_a_line_has_its_own_length(tmp_path: Path) -> None:
         ([], LINE, "give --tokens such as 1T"),
         (["--tokens", "1T"], [*LINE, "--train-iters", "5"], "leave one out"),
         (["--tokens", "1T", "--mbs", "32"], LINE[:-1], "does not fit in memory"),
-        (["--tokens", "1T"], ["accelerate", "launch", "--num-processes=16", *LINE[9:]], "torchrun"),
+        (["--tokens", "1T"], [*ACCELERATE, *LINE[9:]], "torchrun"),
     ],
 )
 def test_what_cannot_be_written_is_one_line(

@@ -180,6 +180,18 @@ def test_options_complete_a_command_that_lacks_a_size(capsys: Out) -> None:
     assert completed.splitlines()[0] == capsys.readouterr().out.splitlines()[0]
 
 
+def test_replicas_of_a_file_are_on_as_many_nodes_as_so_many_gpus(
+    nowhere: Path, capsys: Out
+) -> None:
+    file = nowhere.parent / "config.json"
+    file.write_text(json.dumps(LLAMA_70B))
+    words = ["predict", "--device", "H100", "--gbs", "64", "--config", str(file)]
+    steps = [
+        answer(capsys, *words, *more)["step_time_s"] for more in (["--dp", "64"], ["--gpus", "64"])
+    ]
+    assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("words", "line", "code", "message"),
     [
