@@ -8,7 +8,7 @@ from pathlib import PurePath
 from types import SimpleNamespace
 
 from ..errors import ConfigError
-from ..workload import MOST, Arguments, RunConfig
+from ..workload import MOST, Arguments, RunConfig, shown
 from .hybrid_pattern import PATTERN, RATIOS
 from .launchers import (
     GPUS_PER_NODE,
@@ -21,7 +21,7 @@ from .launchers import (
 )
 from .megatron_model import usual_vocab_size
 from .megatron_namespace import from_namespace
-from .megatron_options import ArgumentTable, read_mapping, read_words
+from .megatron_options import ASIDE, ArgumentTable, is_expansion, read_mapping, read_words
 from .megatron_values import as_given
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
@@ -32,6 +32,7 @@ _OTHER_MODELS = frozenset(
 )
 """Megatron's programs that train no decoder of one stack: their lines are read as one."""
 _PATHS = ("merge_file", "tokenizer_model")
+_MOST_NAMED = 3
 _OF_A_NODE = (
     f"{GPUS_PER_NODE} ranks a node assumed, which is left open; a launcher's --nproc-per-node or a "
     "file's ranks_per_node sets another number"
@@ -140,11 +141,12 @@ def _described(
     variables: Mapping[str, str] | None = None,
 ) -> Described:
     variables = variables or {}
+    unread = _unread([word for word in table.unknown if word not in ASIDE])
     if not _SIZES & table.values.keys():
         raise ConfigError(
-            "the run has no layers or sizes of a model among Megatron's arguments; add them "
-            "(--num-layers, --hidden-size, ...), or ask predict with the config.json of its model "
-            "as --config FILE and --gpus N"
+            f"the run has no layers or sizes of a model among Megatron's arguments{unread}; add "
+            "them (--num-layers, --hidden-size, ...), or ask predict with the config.json of its "
+            "model as --config FILE and --gpus N"
         )
     values = {**_DEFAULTS, **attention_values(variables), **table.values}
     if not values.get("data_parallel_size"):
@@ -152,10 +154,16 @@ def _described(
     each = table.values.get("ranks_per_node") or ranks_per_node
     values["ranks_per_node"] = each or GPUS_PER_NODE
     # A path matters only by being given, so it may contain a shell variable.
-    names = [n for n, value in values.items() if str(value).startswith("$") and n not in _PATHS]
+    names = [n for n, value in values.items() if is_expansion(str(value)) and n not in _PATHS]
     if names:
-        raise ConfigError(f"{', '.join(names)}: a variable of the shell; write its value")
-    config = as_given(from_namespace(SimpleNamespace(**values)), table.values)
+        words = ", ".join(f"{name} {shown(values[name])}" for name in names)
+        raise ConfigError(f"{words}: a variable of the shell; write its value")
+    try:
+        config = as_given(from_namespace(SimpleNamespace(**values)), table.values)
+    except ConfigError as err:
+        if not unread or "is missing" not in str(err):
+            raise
+        raise ConfigError(f"{err}{unread}") from err
     unmodelled_names = unmodelled_variables(variables, config.parallelism)
     config = replace(config, unmodelled=(*config.unmodelled, *unmodelled_names))
     notes, given = [], Arguments(values)
@@ -165,3 +173,10 @@ def _described(
         what = f"a vocabulary of {size:,} assumed, as the tokenizer's"
         notes.append(f"{what}; --vocab-size sets another")
     return Described(config=config, unknown=tuple(table.unknown), notes=tuple(notes))
+
+
+def _unread(unknown: Sequence[str]) -> str:
+    """Return a clause that names words that were not read, expansions of a shell first."""
+    words = [shown(word) for word in sorted(unknown, key=is_expansion, reverse=True)]
+    more = f" and {len(words) - _MOST_NAMED} more" * (len(words) > _MOST_NAMED)
+    return f" (not read: {', '.join(words[:_MOST_NAMED])}{more})" * bool(words)

@@ -106,8 +106,6 @@ class ArgumentTable:
             if is_true(value):
                 self.values[target] = constant
         elif target in _READ:
-            if target in SWITCHES and str(value).startswith("$"):
-                value = True  # a variable after a switch contains further options
             if target in LISTS and isinstance(value, str):
                 value = _BRACKETS.sub(" ", value).split()
             self.values[target] = value
@@ -116,14 +114,24 @@ class ArgumentTable:
 
 
 def read_words(argv: Sequence[str]) -> ArgumentTable:
-    """Return the options of a command line without launcher; stray words count as unknown."""
+    """Return the options of a command line without launcher; stray words count as unknown, and so
+    do expansions after a switch or a value, which may hold further options."""
     table = ArgumentTable()
     for option, words in options_of(argv):
-        if not option:
-            table.unknown += words
-            continue
-        table.put(option, True if not words else words[0] if len(words) == 1 else words)
+        name = option[2:].replace("-", "_")
+        target, constant = SPELLED.get(name, (name, None))
+        first = 0 if not option or constant is not None or target in SWITCHES else 1
+        stray = [word for word in words[first:] if not option or is_expansion(word)]
+        table.unknown += stray
+        words = words[:first] + [word for word in words[first:] if word not in stray]
+        if option:
+            table.put(option, True if not words else words[0] if len(words) == 1 else words)
     return table
+
+
+def is_expansion(word: str) -> bool:
+    """Return True for a word that a shell replaces by another text."""
+    return word.startswith(("$", "`"))
 
 
 _DTYPES = {

@@ -6,6 +6,8 @@ import shlex
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
@@ -60,8 +62,39 @@ def test_the_last_of_two_wins_as_in_argparse() -> None:
 
 
 def test_variables_of_a_shell_are_named() -> None:
-    with pytest.raises(ConfigError, match="tensor_model_parallel_size: a variable of the shell"):
+    with pytest.raises(ConfigError, match=r"tensor_model_parallel_size '\$TP': a variable"):
         config_from_command([*SIZES, "--tensor-model-parallel-size", "$TP"])
+
+
+@given(
+    st.permutations(
+        [["--kv-channels", "32"], ["--bf16"], ["--lr", "1"], ["--disable-bias-linear"]]
+    ),
+    st.lists(st.sampled_from(["$vp_option", "${MOE[@]}", "`cat f`", "$(cat f)"]), max_size=3),
+    st.integers(0, 4),
+)
+def test_what_only_a_shell_resolves_is_named_and_is_no_value(
+    options: list[list[str]], expansions: list[str], place: int
+) -> None:
+    """Pai-Megatron-Patch's examples/qwen3/run_mcore_qwen3.sh has one behind --kv-channels 128."""
+    parts = [*options[:place], expansions, *options[place:]]
+    description = config_from_command([*SIZES, *(word for part in parts for word in part)])
+    plain = config_from_command([*SIZES, *(word for part in options for word in part)])
+    assert description.config == plain.config
+    assert description.unknown == tuple(expansions)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("t.py --bf16 ${SIZES[@]}", r"no layers .*\(not read: '\$\{SIZES\[@\]\}'\)"),
+        ("t.py model.num_layers=40 a=1 b=2 c=3", r"read: 'model.num_layers=40', .* and 1 more\)"),
+        ("t.py --num-layers 2 --hidden-size 8 $SIZES", r"is missing .* \(not read: '\$SIZES'\)"),
+    ],
+)
+def test_a_line_without_sizes_is_told_which_words_were_not_read(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_from_command(line.split())
 
 
 def test_model_args_of_functional_tests_and_flat_names_mean_the_same() -> None:
