@@ -68,18 +68,18 @@ def config_from_command(
             f"the command does not say how many ranks {launcher_ranks.launcher} starts; "
             "give --gpus N"
         )
-    table, variables = read_words(words), variables_of(launcher)
-    table.unknown += unknown_variables(variables)
+    table = read_words(words)
+    table.variables = variables_of(launcher)
     program = PurePath(argv[len(argv) - len(words) - 1]).name if len(words) < len(argv) else ""
     _add_pattern(table, program)
     num_nodes = launcher_ranks.num_nodes
     per_node = launcher_ranks.per_node or (known // num_nodes if num_nodes else 0) or ranks_per_node
     try:
-        described = _described(table, known or usual_ranks, per_node, variables)
+        described = _described(table, known or usual_ranks, per_node)
     except ConfigError:
         if num_ranks in (0, known):
             raise
-        described = _described(table, num_ranks, per_node, variables)
+        described = _described(table, num_ranks, per_node)
     if program not in _OTHER_MODELS:
         return described
     config = described.config
@@ -134,21 +134,16 @@ def program_of(argv: Sequence[str]) -> str:
     return argv[1] if argv[0] in ("-m", "--module") and argv[1:] else PurePath(argv[0]).name
 
 
-def _described(
-    table: ArgumentTable,
-    num_ranks: int,
-    ranks_per_node: int,
-    variables: Mapping[str, str] | None = None,
-) -> Described:
-    variables = variables or {}
-    unread = _unread([word for word in table.unknown if word not in ASIDE])
+def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Described:
+    unknown = (*table.unknown, *unknown_variables(table.variables))
+    unread = _unread([word for word in unknown if word not in ASIDE])
     if not _SIZES & table.values.keys():
         raise ConfigError(
             f"the run has no layers or sizes of a model among Megatron's arguments{unread}; add "
             "them (--num-layers, --hidden-size, ...), or ask predict with the config.json of its "
             "model as --config FILE and --gpus N"
         )
-    values = {**_DEFAULTS, **attention_values(variables), **table.values}
+    values = {**_DEFAULTS, **attention_values(table.variables), **table.values}
     if not values.get("data_parallel_size"):
         values.setdefault("world_size", num_ranks)
     each = table.values.get("ranks_per_node") or ranks_per_node
@@ -164,15 +159,15 @@ def _described(
         if not unread or "is missing" not in str(err):
             raise
         raise ConfigError(f"{err}{unread}") from err
-    unmodelled_names = unmodelled_variables(variables, config.parallelism)
-    config = replace(config, unmodelled=(*config.unmodelled, *unmodelled_names))
-    notes, given = [], Arguments(values)
-    if not each and config.parallelism.num_ranks > GPUS_PER_NODE:
+    notes, given, par = [], Arguments(values), config.parallelism
+    if not each and par.num_ranks > GPUS_PER_NODE:
         notes.append(_OF_A_NODE)
     if not (given.get("padded_vocab_size", "vocab_size")) and (size := usual_vocab_size(given)):
         what = f"a vocabulary of {size:,} assumed, as the tokenizer's"
         notes.append(f"{what}; --vocab-size sets another")
-    return Described(config=config, unknown=tuple(table.unknown), notes=tuple(notes))
+    unmodelled = (*config.unmodelled, *unmodelled_variables(table.variables, par))
+    config = replace(config, unmodelled=unmodelled)
+    return Described(config=config, unknown=unknown, notes=tuple(notes))
 
 
 def _unread(unknown: Sequence[str]) -> str:

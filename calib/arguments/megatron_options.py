@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ..errors import ConfigError
 from ..records import read_package_json
-from ..workload import CONFIG_SWITCHES, ArgumentValue, is_true
+from ..workload import CONFIG_SWITCHES, ArgumentValue, is_true, shown
 
 Values: TypeAlias = "dict[str, ArgumentValue]"
 """Argument values by name in Megatron's namespace."""
@@ -76,6 +77,8 @@ _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(UNMODELLED_SETTINGS) | set(SWITCHED_OFF)
 # A YAML file may have a list as shell text.
 _BRACKETS = re.compile(r"[\[\],]")
+_ENVIRONMENT = re.compile(r"env(ironment)?(s|_?var(iable)?s?)?", re.IGNORECASE)
+"""Names of a file's section of variables, such as ``ENV_VARS`` of Megatron's functional tests."""
 SWITCHES = frozenset((*NAMES["switches"], *_DEFAULTS))
 TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
 """Groups of arguments that define one setting together, in several equivalent spellings."""
@@ -93,10 +96,11 @@ LISTS = (
 
 @dataclass(slots=True, kw_only=True)
 class ArgumentTable:
-    """Arguments by name in the namespace, and unknown ones in order."""
+    """Arguments by name in the namespace, unknown ones in order, and variables of the launch."""
 
     values: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
 
     def put(self, written: str, value: object) -> None:
         """Add one argument as written; ``value`` is True for a switch."""
@@ -146,21 +150,38 @@ _DTYPES = {
 def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     """Return the arguments of a parsed YAML or JSON file, by option (``--num-layers``) or by name.
 
-    ``MODEL_ARGS`` of Megatron's own functional tests, and the sections ``language_model`` and
-    ``model_parallel`` of its ``--yaml-cfg``, are expanded.
+    Each key of every section counts, and those of a section of variables as words in front of a
+    command do.  Raise ``ConfigError`` if sections differ in an argument.
     """
-    table = ArgumentTable()
-    inner = mapping.get("MODEL_ARGS")
-    for key, value in _flat(inner if isinstance(inner, Mapping) else mapping):
-        if value is None or value == [] or (key.startswith("-") and value is False):
-            continue
-        value = _DTYPES.get(str(value), value)
-        if str(value) in _OFF and not is_known(key.lstrip("-").replace("-", "_")):
-            continue  # an unknown setting that is off needs no report
-        # Functional tests escape characters that are special to a shell.
-        table.put(key, value.replace("\\", "").strip("'\"") if isinstance(value, str) else value)
-    if str(mapping.get("activation_func", "")).lower() == "swiglu":
+    table, sections = ArgumentTable(), [mapping]
+    seen: dict[str, object] = {}
+    for section in sections:
+        for written, value in section.items():
+            key, name = str(written), str(written).lstrip("-").replace("-", "_")
+            if isinstance(value, Mapping) and name not in ASIDE:
+                if _ENVIRONMENT.fullmatch(key):
+                    table.variables |= {str(n): str(v) for n, v in value.items() if v is not None}
+                else:
+                    sections.append(value)
+                continue
+            if value is None or value == [] or (key.startswith("-") and value is False):
+                continue
+            value = _DTYPES.get(str(value), value)
+            if str(value) in _OFF and not is_known(name):
+                continue  # an unknown setting that is off needs no report
+            if seen.setdefault(name, value) != value and not _is_harmless(name):
+                raise ConfigError(
+                    f"sections of the file differ in {name}, {shown(seen[name])} and "
+                    f"{shown(value)}; leave one out"
+                )
+            if isinstance(value, str):  # functional tests escape what is special to a shell
+                value = value.replace("\\", "").strip("'\"")
+            table.put(key, value)
+    if str(table.values.get("activation_func", "")).lower() == "swiglu":
         table.values["swiglu"] = True
+    if "_target_" in seen and table.values.get("num_query_groups"):
+        # The file of a class of Megatron core, which has no switch for groups.
+        table.values.setdefault("group_query_attention", True)
     return table
 
 
@@ -200,14 +221,6 @@ def unmodelled_settings(args: object) -> tuple[str, ...]:
 def is_known(name: str) -> bool:
     """Return True for a Megatron name, with underscores, that is read, unmodelled or harmless."""
     return name in _READ or name in SPELLED or _is_harmless(name)
-
-
-def _flat(mapping: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for key, value in mapping.items():
-        if key in ("language_model", "model_parallel") and isinstance(value, Mapping):
-            yield from value.items()
-        else:
-            yield str(key), value
 
 
 def _is_harmless(name: str) -> bool:

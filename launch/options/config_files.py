@@ -44,11 +44,13 @@ _BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}
 """Members of Megatron core's ``AttnBackend``, which a pickle stores by number."""
 _USUAL = re.compile(r"\$\{\w+:(-?)([^}]*)\}")
 """``${NAME:word}``, in which the word is the default of the variable."""
-_FOLDERS = (
-    *(".", "models", "models/megatron", "configs/models/megatron"),
-    "primus/configs/models/megatron",
+_FOLDERS = tuple(
+    folder.format(kind)
+    for kind in ("models", "modules")
+    for folder in (".", "{}", "{}/megatron", "configs/{}/megatron", "primus/configs/{}/megatron")
 )
-_PARENTS, _MOST_BUILT_ON = 6, 10
+"""Folders of Primus for models, and for the settings that its modules build on."""
+_PARENTS, _MOST_FILES = 6, 30
 _BASES = ("bases", "extends", "includes")
 _LOGS = (".log", ".out", ".txt")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -124,13 +126,17 @@ def _parsed(path: Path) -> Mapping[str, Any]:
         return _checkpoint_arguments(path)
     if path.suffix in _LOGS:
         return _logged(path)
+    return _joined(path, _mapping(path), [])
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
     if path.suffix in _SCRIPTS:
         raise ConfigError(f"{path} is a script; give it after --, such as -- bash {path}")
     text = _text(path, "give a text file of arguments that exists")
     value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
-    return _joined(path, value) if "modules" in value else value
+    return value
 
 
 def _logged(path: Path) -> Mapping[str, Any]:
@@ -251,44 +257,60 @@ def _stand_in(file: Path, name: str) -> Any:
     )
 
 
-def _joined(path: Path, value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a parsed file's arguments as one mapping, per ``modules: NAME: {model, overrides}``.
+def _joined(path: Path, value: Mapping[str, Any], read: list[Path]) -> dict[str, Any]:
+    """Return a file's values over those of the files that it, or its module, builds on.
 
-    Model files lie next to the file, or below ``models`` of a parent folder.  ``${NAME:word}``
-    becomes its word: no variable is looked up.  Raises ``ConfigError`` if a model file is missing.
+    A file ``extends`` others; ``modules: NAME: {config, model, overrides}`` builds on two and has
+    the last word by its overrides.  They lie next to the file, or below ``models`` or ``modules``
+    of a parent folder.  ``${NAME:word}`` becomes its word: no variable is looked up.  ``read`` are
+    the files on the way here.  Raises ``ConfigError`` if one is missing, or for several modules.
     """
-    modules = value.get("modules")
-    parts = modules.values() if isinstance(modules, Mapping) else ()
-    for part in parts:
-        if isinstance(part, Mapping) and isinstance(part.get("overrides"), Mapping):
-            name = _filled_text(str(part.get("model") or ""))
-            model = _model(path, str(name), _MOST_BUILT_ON) if name else {}
-            return {**model, **_filled(part["overrides"])}
-    return _filled(value)
+    rest, modules = dict(value), value.get("modules")
+    names = [rest.pop(key) for key in _BASES if isinstance(rest.get(key), str | list)]
+    if isinstance(modules, Mapping) and all(isinstance(one, Mapping) for one in modules.values()):
+        if len(modules) > 1:
+            raise ConfigError(f"{path} has modules {', '.join(map(str, modules))}; keep one")
+        for part in map(dict, rest.pop("modules").values()):
+            names += [
+                part.pop(key) for key in ("config", "model") if isinstance(part.get(key), str)
+            ]
+            if isinstance(part.get("overrides"), Mapping):
+                part |= part.pop("overrides")
+            rest |= part
+    merged: dict[str, Any] = {}
+    for named in names:
+        for name in [named] if isinstance(named, str) else named:
+            merged = _over(merged, _base(path, str(_filled_text(str(name))), read))
+    return _over(merged, _filled(rest))
 
 
-def _model(path: Path, name: str, most_deep: int) -> dict[str, Any]:
-    """Return a model file merged over its bases; the nearest takes precedence."""
+def _base(path: Path, name: str, read: list[Path]) -> dict[str, Any]:
+    """Return the values of a file that another builds on."""
     folders = list(path.absolute().parents)[:_PARENTS]
     places = (folder / place / name for folder in folders for place in _FOLDERS)
-    place = next((one for one in places if one.is_file()), None)
-    if place is None or not most_deep:
+    place = next((one for one in places if os.path.isfile(one)), None)
+    if place is None:
         raise ConfigError(
-            f"{path} takes its model from {name}, which is not beside it; put that file there, or "
-            "give the launch line after --"
+            f"{path} builds on {name}, which is not beside it; put that file there, or give the "
+            "launch line after --"
         )
-    parsed = _parsed(place)
-    values: dict[str, Any] = {}
-    for key in _BASES:
-        bases = parsed.get(key) or ()
-        for base in [bases] if isinstance(bases, str) else bases:
-            values.update(_model(place, str(base), most_deep - 1))
-    rest = {key: value for key, value in parsed.items() if key not in _BASES}
-    return {**values, **_filled(rest)}
+    read.append(place)
+    if len(read) > _MOST_FILES:
+        raise ConfigError(f"{path} builds on itself, or on over {_MOST_FILES} files; leave one out")
+    return _joined(place, _mapping(place), read)
 
 
-def _filled(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _filled_text(one) if isinstance(one, str) else one for key, one in value.items()}
+def _over(base: Any, value: Any) -> Any:
+    """Return a value over that of a base, section by section."""
+    if not (isinstance(base, Mapping) and isinstance(value, Mapping)):
+        return value
+    return {**base, **{key: _over(base.get(key), one) for key, one in value.items()}}
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _filled(one) for key, one in value.items()}
+    return _filled_text(value) if isinstance(value, str) else value
 
 
 def _filled_text(text: str) -> Any:
