@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from .megatron_values import layout_values, model_values
     from .passed_on import MASK, masked_arguments, masked_command, masked_text, unmask_arguments
     from .shell_text import BATCH, SHELLS, commands, inline_script, of_options
-    from .short_names import LAYOUT_NAMES, AxisValue, LayoutConstraint, layout_name
+    from .short_names import LAYOUT_NAMES, AxisValue, LayoutConstraint, expand, layout_name
     from .taken_options import (
         NEEDS_ENGINE,
         TRANSFORMER_ENGINE,

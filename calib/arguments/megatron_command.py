@@ -102,14 +102,20 @@ def _add_pattern(table: ArgumentTable, program: str) -> None:
 
 
 def config_from_mapping(
-    mapping: Mapping[str, object], *, num_ranks: int = 0, ranks_per_node: int = 0
+    mapping: Mapping[str, object],
+    options: Sequence[str] = (),
+    *,
+    num_ranks: int = 0,
+    ranks_per_node: int = 0,
 ) -> Described:
     """Return the run of a parsed YAML or JSON file of Megatron's arguments or a dumped namespace.
 
-    ``world_size`` in the file takes precedence over ``num_ranks``.  Raise ``ConfigError`` as
-    ``config_from_command`` does.
+    ``options`` stand over the file, and ``world_size`` in it over ``num_ranks``.  Raise
+    ``ConfigError`` as ``config_from_command`` does.
     """
-    return _described(read_mapping(mapping), num_ranks, ranks_per_node)
+    table = read_mapping(mapping)
+    table.values |= read_words(options).values
+    return _described(table, num_ranks, ranks_per_node)
 
 
 def split_launcher(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -46,7 +46,7 @@ from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
 from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
 from ..known import Machine, plan_on
-from ..options import Objective, PlanQuestion, read_prices, read_tokens
+from ..options import Objective, PlanQuestion, completed, read_prices, read_tokens
 from ..store import read_remaining_run
 from ..views import (
     BestLayout,
@@ -669,7 +669,15 @@ def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction
 
     Raises ``ConfigError`` for an unknown option and an impossible layout.
     """
-    machine, base, notes = other.of(run.machine(), _num_ranks(words))
+    num_ranks = _num_ranks(words)
+    try:
+        machine, base, notes = other.of(run.machine(), num_ranks)
+    except ConfigError:
+        if not (words and (other.config or other.command)):
+            raise
+        # The options may state a size that the description lacks.
+        other = replace(other, command=completed(other.command, words))
+        machine, base, notes = other.of(run.machine(), num_ranks)
     config = apply_options(base, words)
     (candidate,) = compare(
         machine.running,

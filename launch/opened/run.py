@@ -466,18 +466,20 @@ def unmeasured(
     without them; ``num_ranks``: 0 for the command's number.  Raises ``ConfigError`` if the run or
     its ranks are not described.
     """
-    from ..options import described_run, inner_launch_line
+    from ..options import completed, described_run, inner_launch_line
 
     name = known_device(device).driver_name
     base = _any_run(name, num_ranks)
-    base = base if command else apply_options(base, options)
     command = inner_launch_line(command)
     try:
         described = described_run(config, command, base, num_ranks=num_ranks)
     except ConfigError:
-        if not (command and options):
+        if not options:
             raise
-        command = (*command, *options)
+        command = completed(command, options)
+        described = described_run(config, command, base, num_ranks=num_ranks)
+    if config is not None and described is not None:
+        base = apply_options(described.config, options)
         described = described_run(config, command, base, num_ranks=num_ranks)
     if described is None:
         raise ConfigError(

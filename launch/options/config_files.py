@@ -22,11 +22,14 @@ from ...calib.arguments import (
     commands,
     config_from_command,
     config_from_mapping,
+    expand,
     from_hugging_face,
     in_its_precision,
     inline_script,
+    is_known,
     notes_of_keys,
     of_options,
+    options_of,
     ranks_of,
     split_launcher,
     split_variables,
@@ -61,8 +64,11 @@ _NAMING = ("echo", "printf", "[", "[[", "test", "source", ".")
 _MOST_DEEP = 4
 
 
-def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described:
-    """Return the run that a file describes, on ``num_ranks`` ranks (0: as many as ``base`` has).
+def read_config(
+    path: Path, base: RunConfig, *, num_ranks: int = 0, options: Sequence[str] = ()
+) -> Described:
+    """Return the run that a file describes, on ``num_ranks`` ranks (0: as many as ``base`` has),
+    with ``options`` of Megatron over its arguments.
 
     ``.yaml`` and ``.json`` hold Megatron's arguments (flat, under ``MODEL_ARGS``, or a dumped
     namespace), a ``RunConfig`` as in the report, or a Hugging Face ``config.json``, whose model and
@@ -84,7 +90,7 @@ def read_config(path: Path, base: RunConfig, *, num_ranks: int = 0) -> Described
         return Described(config=RunConfig.from_json(dict(value)), unknown=())
     per_node = base.parallelism.ranks_per_node
     try:
-        return config_from_mapping(value, num_ranks=ranks, ranks_per_node=per_node)
+        return config_from_mapping(value, options, num_ranks=ranks, ranks_per_node=per_node)
     except ConfigError as err:
         if "is missing" not in str(err):
             raise
@@ -101,13 +107,14 @@ def described_run(
 ) -> Described | None:
     """Return the run that ``--config`` or a command after ``--`` describes; None without either.
 
-    It has ``num_ranks`` ranks; 0: as many as the launcher or file states, or ``usual_ranks``
-    without a launcher.  Raises ``ConfigError`` if no number is known.
+    Options alone, without a program, stand over the file.  The run has ``num_ranks`` ranks; 0: as
+    many as the launcher or file states, or ``usual_ranks`` without a launcher.  Raises
+    ``ConfigError`` if no number is known.
     """
-    if path is not None and command:
-        raise ConfigError("--config and a command after -- exclude each other; give one of them")
     if path is not None:
-        return read_config(path, base, num_ranks=num_ranks)
+        if command and not command[0].startswith("--"):
+            raise ConfigError("--config and a command after -- exclude each other; give one")
+        return read_config(path, base, num_ranks=num_ranks, options=command)
     if not command:
         return None
     par = base.parallelism
@@ -119,6 +126,16 @@ def described_run(
         usual_ranks=usual_ranks,
         ranks_per_node=par.ranks_per_node if usual_ranks else 0,
     )
+
+
+def completed(command: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:
+    """Return a command with further options of a layout, in the spelling of Megatron's parser.
+
+    >>> completed(["pretrain_gpt.py"], ["--gpus=8", "--mbs", "1", "--sp=off"])
+    ('pretrain_gpt.py', '--micro-batch-size', '1')
+    """
+    known = (one for one in options_of(expand(options)) if is_known(one[0][2:].replace("-", "_")))
+    return (*command, *(word for option, words in known for word in (option, *words)))
 
 
 def _parsed(path: Path) -> Mapping[str, Any]:

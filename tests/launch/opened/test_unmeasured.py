@@ -11,6 +11,7 @@ import pytest
 from json_schema import check
 
 from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.arguments.megatron_options import options_of
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.steps.model import FittedSteps
 from forerun.launch.cli import ExitCode, main
@@ -180,6 +181,26 @@ def test_options_complete_a_command_that_lacks_a_size(capsys: Out) -> None:
     assert completed.splitlines()[0] == capsys.readouterr().out.splitlines()[0]
 
 
+QWEN3_MOE = {
+    **LLAMA_70B,
+    **{"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "head_dim": 128},
+    **{"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4},
+    **{"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+}
+
+
+@pytest.mark.parametrize("option", ["--ep", "--expert-model-parallel-size"])
+def test_options_beside_a_file_are_of_its_model(nowhere: Path, capsys: Out, option: str) -> None:
+    file = nowhere.parent / "config.json"
+    file.write_text(json.dumps(QWEN3_MOE))
+    words = ["predict", "--device", "H100", "--gpus", "16", "--gbs", "512", "--config", str(file)]
+    result = answer(capsys, *words, option, "16", "--seq", "4096")
+    assert result["ep"] == 16 and "--expert-model-parallel-size" in result["options"]
+    assert result["throughput"]["tokens_per_s"] * result["step_time_s"] == pytest.approx(512 * 4096)
+    assert main([*words, option, "3"]) == ExitCode.USAGE
+    assert "expert tp 1 x ep 3" in capsys.readouterr().err
+
+
 def test_replicas_of_a_file_are_on_as_many_nodes_as_so_many_gpus(
     nowhere: Path, capsys: Out
 ) -> None:
@@ -190,6 +211,30 @@ def test_replicas_of_a_file_are_on_as_many_nodes_as_so_many_gpus(
         answer(capsys, *words, *more)["step_time_s"] for more in (["--dp", "64"], ["--gpus", "64"])
     ]
     assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_short_names_complete_what_lacks_a_size(
+    nowhere: Path, capsys: Out, *, is_file: bool
+) -> None:
+    """slime's lines state no length of a sample and no micro-batch."""
+    line = LINE.copy()
+    for option in ("--seq-length", "--micro-batch-size"):
+        place = line.index(option)
+        del line[place : place + 2]
+    described = ["--", *line]
+    if is_file:
+        file = nowhere.parent / "run.json"
+        given = options_of(line[line.index("pretrain_gpt.py") + 1 :])
+        file.write_text(json.dumps({name: (words or [True])[0] for name, words in given}))
+        described = ["--gpus", "16", "--config", str(file)]
+    words = ["predict", "--json", "--device", "H100", "--sp", "off"]
+    assert main([*words, *described]) == ExitCode.USAGE
+    assert "--seq-length" in capsys.readouterr().err
+    assert main([*words, "--seq", "2048", "--mbs", "2", *described]) == ExitCode.ANSWER
+    completed = json.loads(capsys.readouterr().out)
+    whole = answer(capsys, "predict", "--device", "H100", line=LINE)
+    assert completed["step_time_s"] == pytest.approx(whole["step_time_s"], rel=1e-9)
 
 
 @pytest.mark.parametrize(
