@@ -6,13 +6,15 @@ Kubernetes), so patterns may match anywhere in a line, not only at its start.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
 
 from ..errors import RecordError
+from ..network import bus_factor
 from ..workload import Collective
 from .canonical_tables import COLLECTIVE_COLUMNS, MICROSECOND_S
 
@@ -32,8 +34,9 @@ _RANK = re.compile(
     r"(?<!\w)Rank\s+(\d+)\b(?:.{0,60}?\bPid\s+(\d+))?.{0,60}?"
     r"\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
 )
-_PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
-_CONCLUDED = "Collective test concluded"
+_PRINTED_NAME = re.compile(r"Collective test (?:starting|concluded): (\w+?)_perf(?:_mpi)?\b")
+_PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b(\s+-)?")
+"""Program in any other line; with an option behind it, that line is a command."""
 _LIBRARY = re.compile(r"\b([nr]ccl)-library=(\d+)")
 _OF_PROCESS = re.compile(r"nThread\s+(\d+)\s+nGpus\s+(\d+)")
 """Threads of a process and GPUs of a thread, of which each is a rank."""
@@ -46,13 +49,21 @@ _FAILED = re.compile(r"Out of bounds values\s*:\s*(\d+)\s+FAILED")
 _ABORTED = re.compile(r"\bTest (?:NCCL |CUDA |HIP )?failure\b")
 _WRONG = "#wrong"
 """Column of wrong elements; versions before 2022 have the largest rounding error in its place."""
+_ROUNDED = 0.01
+"""Error of a printed bandwidth, in GB/s; large ones have fewer decimals, but four digits."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Test:
     """One program's part of a log."""
 
-    program: str | None
+    program: str | None = None
+    printed_names: set[str] = field(default_factory=set)
+    """Names in the test's own first and last line."""
+    commands: set[str] = field(default_factory=set)
+    """Programs of the commands between the table before and this test's first line."""
+    titles: set[str] = field(default_factory=set)
+    """Programs that other lines there mention."""
     library: str = ""
     ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Host and device of each rank."""
@@ -62,8 +73,8 @@ class _Test:
     has_worlds: bool = False
     """True if two processes report the same rank: each is a world of its own."""
     columns: Sequence[str] = ()
-    rows: list[tuple[int, float]] = field(default_factory=list)
-    """Bytes and microseconds, of the out-of-place variant."""
+    rows: list[tuple[int, float, float, float]] = field(default_factory=list)
+    """Bytes, microseconds, algorithm and bus bandwidth (GB/s), of the out-of-place variant."""
     num_wrong: int = 0
     """Number of rows with a wrong result, which are left out."""
     has_failed: bool = False
@@ -74,6 +85,11 @@ class _Test:
     def num_ranks(self) -> int:
         """The least number of ranks with those that are listed."""
         return -(-(max(self.ranks) + 1) // self.ranks_of_process) * self.ranks_of_process
+
+    @property
+    def has_results(self) -> bool:
+        """True if its table has rows."""
+        return bool(self.rows or self.num_wrong)
 
     def take_rank(self, match: re.Match[str]) -> None:
         """Parse a line that names a rank."""
@@ -88,26 +104,29 @@ class _Test:
             return
         try:
             nbytes, time_us = int(words[0]), float(words[place])
-            pairs = zip(self.columns, words, strict=False)
+            pairs = list(zip(self.columns, words, strict=False))
             wrong = [float(word) for name, word in pairs if name == _WRONG and word != "N/A"]
+            rates = [float(word) for name, word in pairs[place + 1 : place + 3] if "bw" in name]
         except ValueError:
             return
         if any(wrong):
             self.num_wrong += 1
         else:
-            self.rows.append((nbytes, time_us))
+            rate, bus_rate = rates if len(rates) == 2 else (math.nan, math.nan)
+            self.rows.append((nbytes, time_us, rate, bus_rate))
 
 
 def nccl_tests_collectives(text: str, name: str, *, fabric: str) -> tuple[pd.DataFrame, list[str]]:
     """Return a collective table in our own format, and notes on what was left out and why.
 
-    The program's name is in the log of newer versions, in the command line that many logs begin
-    with or in their last line, else in the file's name.  Rows with wrong results are left out, and
-    tests that have some in unknown rows; a test that was aborted keeps the rows before that, and is
+    The program's name is that in the test's own first or last line (newer versions), else in the
+    command or title before it, else in the file's name.  A test is refused if two names compete, or
+    if its bandwidths are not those of its name.  Rows with wrong results are left out, and tests
+    that have some in unknown rows; a test that was aborted keeps the rows before that, and is
     named.  Raise ``RecordError`` if no test can be read.
     """
     problems, rows = [], []
-    for test in _tests(text, name):
+    for test in _named(_tests(text), name):
         problems += (f"{name}: {problem}" for problem in _flaws(test))
         refusal = _refusal(test)
         if refusal:
@@ -124,7 +143,8 @@ def _refusal(test: _Test) -> str:
     """Return the reason why a test cannot be used; empty if it can."""
     if test.program is None:
         return (
-            "a test does not print its name; name the file after its program (all_reduce_perf.log)"
+            "a test does not print its name, and no line before it tells for certain; give it a "
+            "file of its own, and name the file after its program (all_reduce_perf.log)"
         )
     if test.program not in _PROGRAMS:
         return f"{test.program} is not modelled"
@@ -142,6 +162,13 @@ def _refusal(test: _Test) -> str:
         )
     if test.has_failed and not test.num_wrong:
         return f"{test.program} got wrong values and does not print in which rows"
+    factor = bus_factor(_PROGRAMS[test.program], test.num_ranks)
+    for *_, rate, bus_rate in test.rows:
+        if abs(bus_rate - factor * rate) > _ROUNDED * (1.0 + factor) + 1e-3 * bus_rate:
+            return (
+                f"a test that would be {test.program} has a bus bandwidth of {bus_rate:g} GB/s at "
+                f"{rate:g}, which {test.program} of {test.num_ranks} ranks never has; keep its name"
+            )
     return ""
 
 
@@ -166,28 +193,52 @@ def _rows(test: _Test, fabric: str) -> Iterator[dict[str, object]]:
         "num_nodes": len(set(hosts)),
         "flag": "",
     }
-    for nbytes, time_us in test.rows:
+    for nbytes, time_us, *_ in test.rows:
         if nbytes > 0 and time_us > 0:
             yield place | {"nbytes": nbytes, "time_s": time_us * MICROSECOND_S}
 
 
-def _tests(text: str, name: str) -> Iterator[_Test]:
-    """Yield the tests of a log that have results."""
-    test, mentioned = _Test(program=None), None
+def _tests(text: str) -> Iterator[_Test]:
+    """Yield the tests of a log, at the end one without results for what is mentioned behind."""
+    test, ahead, has_begun = _Test(), _Test(), False
     for line in text.splitlines():
         if len(line) > MAX_LINE_LENGTH:
             continue
-        program = _PROGRAM.search(line)
-        if program and _CONCLUDED in line:
-            test.program = test.program or program[1]
-        elif program:
-            mentioned = program[1]
-        if (test.rows or test.num_wrong) and _BEGINNING.search(line):
-            yield from _named(test, name)
-            test = _Test(program=None)
-        test.program = mentioned or test.program
+        is_first = bool(_BEGINNING.search(line))
+        is_part = is_first or bool(_RANK.search(line) or _HEADER.search(line))
+        is_over = test.has_results or test.is_aborted
+        if (is_part and is_over) or (is_first and (ahead.commands or ahead.titles)):
+            yield test
+            test, ahead, has_begun = ahead, _Test(), False
+        has_begun |= is_part
+        if printed_name := _PRINTED_NAME.search(line):
+            test.printed_names.add(printed_name[1])
+        else:
+            named = ahead if has_begun else test
+            for program in _PROGRAM.finditer(line):
+                (named.commands if program[2] else named.titles).add(program[1])
         _take(test, line)
-    yield from _named(test, name)
+    yield from (test, ahead)
+
+
+def _named(tests: Iterable[_Test], name: str) -> Iterator[_Test]:
+    """Yield the tests that have results, each under the program that is known to have printed it.
+
+    A title belongs to the table behind it only if the table before has its own, or is the first.
+    """
+    *listed, behind = tests
+    before: str | None = ""
+    in_file = {program for program in _PROGRAMS if program in name}
+    for test in (test for test in listed if test.has_results):
+        titles = (test.titles - {before}) or (set() if behind.titles else test.titles)
+        names = test.printed_names or test.commands or (titles if before is not None else set())
+        before = _only(names)
+        test.program = before or _only(names & in_file if names else in_file)
+        yield test
+
+
+def _only(names: set[str]) -> str | None:
+    return next(iter(names)) if len(names) == 1 else None
 
 
 def _take(test: _Test, line: str) -> None:
@@ -204,11 +255,3 @@ def _take(test: _Test, line: str) -> None:
         test.columns = header[0].split()
     elif row := _ROW.search(_TAG.sub(" ", line)):
         test.take_row(row[0])
-
-
-def _named(test: _Test, name: str) -> Iterator[_Test]:
-    if not (test.rows or test.num_wrong):
-        return
-    if test.program is None:
-        test.program = next((program for program in _PROGRAMS if program in name), None)
-    yield test

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forerun.calib.errors import RecordError
 from forerun.calib.importers import nccl_tests_collectives
@@ -69,16 +72,123 @@ def test_whatever_stands_before_a_line_the_table_is_the_same(
     assert set(frame["device"]) == {"NVIDIA H100 80GB HBM3"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A program and the table that it prints on some ranks."""
+
+    program: str
+    num_ranks: int = 2
+    nbytes: int = 1 << 24
+
+    @property
+    def truth(self) -> str:
+        return {"alltoall": "all_to_all", "sendrecv": "send"}.get(self.program, self.program)
+
+    @property
+    def lines(self) -> list[str]:
+        """Print the table without the program's name; the factors are those of its documents."""
+        share = (self.num_ranks - 1) / self.num_ranks
+        factor = {"all_reduce": 2 * share, "broadcast": 1.0, "sendrecv": 1.0}
+        time_us = self.nbytes / 100e3
+        rates = f"{100.0:.2f} {100.0 * factor.get(self.program, share):.2f}"
+        ranks = [
+            LINES[4]
+            .replace("Rank  0", f"Rank {rank:2}")
+            .replace("Pid   1001", f"Pid {1001 + rank}")
+            for rank in range(self.num_ranks)
+        ]
+        row = f"{self.nbytes} {self.nbytes // 4} float sum -1 {time_us:.1f} {rates} 0 1.0 1 1 0"
+        return [*LINES[1:4], *ranks, *LINES[6:9], row, *LINES[11:]]
+
+
 def test_a_test_may_name_itself_in_its_last_line() -> None:
-    frame, _ = read([*LINES[1:], "# Collective test concluded: reduce_scatter_perf"])
+    last = "# Collective test concluded: reduce_scatter_perf"
+    frame, _ = read([*Run(program="reduce_scatter").lines, last])
     assert set(frame["collective"]) == {"reduce_scatter"}
 
 
 def test_the_last_line_of_one_test_names_no_other() -> None:
-    named = [*LINES[1:], "# Collective test concluded: reduce_scatter_perf"]
-    frame, problems = read([*named, *LINES[1:]], "all_gather.txt")
-    assert list(frame["collective"]) == ["reduce_scatter"] * 2 + ["all_gather"] * 2
+    named = [
+        *Run(program="reduce_scatter").lines,
+        "# Collective test concluded: reduce_scatter_perf",
+    ]
+    frame, problems = read([*named, *Run(program="all_gather").lines], "all_gather.txt")
+    assert list(frame["collective"]) == ["reduce_scatter", "all_gather"]
     assert problems == []
+
+
+def command(program: str) -> str:
+    return f"+ mpirun -np 8 ./build/{program}_perf -b 8 -e 128M -f 2"
+
+
+@pytest.mark.parametrize("before", [command, "=== {}_perf, 2 nodes ===".format])
+def test_the_command_or_title_of_the_next_test_names_not_the_table_above_it(
+    before: Callable[[str], str],
+) -> None:
+    programs = ("all_reduce", "all_gather", "alltoall", "alltoall", "broadcast")
+    runs = [Run(program=one, nbytes=1 << 20 + n) for n, one in enumerate(programs)]
+    frame, problems = read([line for run in runs for line in (before(run.program), *run.lines)])
+    assert list(frame["collective"]) == [run.truth for run in runs] and problems == []
+
+
+STYLES: dict[str, tuple[bool, Callable[[str, list[str]], list[str]]]] = {
+    "first line": (True, lambda p, t: [f"# Collective test starting: {p}_perf", *t]),
+    "last line": (True, lambda p, t: [*t, f"# Collective test concluded: {p}_perf"]),
+    "command": (True, lambda p, t: [command(p), *t]),
+    "title": (True, lambda p, t: [f"== {p}_perf ==", *t]),
+    "both": (False, lambda p, t: [f"starting {p}_perf", *t, f"{p}_perf done"]),
+    "behind": (False, lambda p, t: [*t, f"{p}_perf done"]),
+    "nothing": (False, lambda _, t: t),
+}
+PROGRAMS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    programs=st.lists(st.sampled_from(PROGRAMS), min_size=1, max_size=5),
+    style=st.sampled_from(sorted(STYLES)),
+    num_ranks=st.integers(2, 8),
+    is_listed=st.booleans(),
+)
+def test_a_table_has_the_name_of_its_own_test_or_none(
+    programs: list[str], style: str, num_ranks: int, is_listed: bool
+) -> None:
+    """The script may be printed first, with all commands; each table is told by its size."""
+    is_certain, written = STYLES[style]
+    runs = [
+        Run(program=one, num_ranks=num_ranks, nbytes=1 << 20 + n) for n, one in enumerate(programs)
+    ]
+    lines = [line for run in runs for line in written(run.program, run.lines)]
+    if is_listed:
+        lines = [*map(command, programs), *lines]
+    try:
+        frame, problems = read(lines)
+    except RecordError:
+        assert not is_certain or is_listed
+        return
+    truth = {run.nbytes: run.truth for run in runs}
+    names = dict(zip(frame["nbytes"], frame["collective"], strict=True))
+    assert names.items() <= truth.items()
+    assert names == truth or problems
+    if is_certain and not is_listed:
+        assert names == truth
+
+
+def test_a_command_that_failed_names_no_other_table() -> None:
+    failed = [command("all_reduce"), *LINES[1:6], "node0: Test NCCL failure common.cu:279"]
+    run = Run(program="all_gather")
+    frame, _ = read([*failed, command("all_gather"), *run.lines])
+    assert list(frame["collective"]) == ["all_gather"]
+    crashed = [*failed[:-1], "Segmentation fault", command("all_gather"), *run.lines]
+    assert list(read(crashed)[0]["collective"]) == ["all_gather"]
+
+
+def test_bandwidths_of_another_collective_refuse_the_name() -> None:
+    """A name of the file is the user's word; 2 (n - 1) / n is the bus factor of no all-gather."""
+    lines = Run(program="all_reduce", num_ranks=8).lines
+    with pytest.raises(RecordError, match=r"175 GB/s at 100, which all_gather of 8 ranks never"):
+        read(lines, "all_gather.log")
+    assert len(read(lines, "all_reduce.log")[0]) == 1
 
 
 def test_a_test_that_nobody_names_is_named_by_its_file() -> None:
