@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from .kineto import kineto_tables
     from .kineto_origins import TraceShares
-    from .nccl_inspector import inspector_collectives, inspector_operations
+    from .nccl_inspector import inspector_operations, joined_ranks
     from .nccl_tests import nccl_tests_collectives
     from .training_log import LogLine, TrainingLog, logged_arguments, read_training_log
 

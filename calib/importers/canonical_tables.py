@@ -36,6 +36,8 @@ COLLECTIVE_COLUMNS = (
     "time_s",
     "flag",
 )
+RANK_COLUMNS = ("communicator", "number", "rank", "world")
+"""Further columns of one rank's operations; a rank below 0 is unknown."""
 CHOSEN = "num_chosen"
 """Column of collectives, only in tables of exchanges that send a token once to each node."""
 OPTIONAL_COLUMNS = frozenset({"tp", "flag"})

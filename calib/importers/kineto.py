@@ -6,11 +6,10 @@ without its kernels has no operators, and rows of a device that is not named hav
 backward of an operator is the autograd node with its sequence number, except what a checkpoint
 recomputes inside.
 
-Each kernel that transfers is one row of the collectives.  An NCCL kernel runs from the arrival of
-its own rank, so that its time includes waiting for the others: the shortest over the ranks' traces
-is nearest to the transfer.  Releases before 2.3 record neither size nor group; then the size is
-that of the tensors around the launch, and the row is flagged if the group had to be taken for the
-whole world.
+Each kernel that transfers is one row of the collectives, with its rank: an NCCL kernel runs from
+the arrival of its own rank, so that its time includes waiting for the others, until the ranks'
+traces are joined.  Releases before 2.3 record neither size nor group; then the size is that of the
+tensors around the launch, and the row is flagged if the group had to be taken for the whole world.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..records import (
 )
 from ..units import NS_PER_S
 from ..workload import Collective, OperatorKind, Phase
-from .canonical_tables import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, element_nbytes
+from .canonical_tables import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, RANK_COLUMNS, element_nbytes
 from .kineto_origins import (
     NODE,
     SEQUENCE,
@@ -224,7 +223,10 @@ def _operators(events: Sequence[TraceEvent], host: HostEvents, device: str) -> p
 def _events(trace: Mapping[str, Any], name: str) -> list[TraceEvent]:
     trace_events = from_chrome(trace.get("traceEvents") or ()) if isinstance(trace, Mapping) else []
     if not trace_events:
-        raise RecordError(f"{name} is not a Chrome trace with events; export it with the profiler")
+        raise RecordError(
+            f"{name} is not a Chrome trace with complete events (ph X), as PyTorch's profiler "
+            "exports them; give one"
+        )
     return trace_events
 
 
@@ -367,18 +369,19 @@ def transfer_frame(
     fabric: str,
     ranks_per_node: int,
 ) -> pd.DataFrame:
-    """Return a collective table in our own format, in the order of the trace.
+    """Return the transfers of the trace's rank in its order, as ``joined_ranks`` takes them.
 
     ``ranks_per_node`` determines which ranks of a group share a node.  A kernel is left out if the
     trace does not give its collective, payload or number of ranks.
     """
-    place = {"device": device, "fabric": fabric}
-    world = _world(trace)
+    info = trace.get("distributedInfo")
+    info = info if isinstance(info, Mapping) else {}
+    place = {"device": device, "fabric": fabric, "rank": whole_number(info.get("rank", -1))}
     rows = []
     for origin in origins:
-        if row := transfer_row(origin, world, ranks_per_node):
+        if row := transfer_row(origin, whole_number(info.get("world_size")), ranks_per_node):
             rows.append(row | place | {"time_s": origin.kernel.duration_ns / NS_PER_S})
-    return pd.DataFrame(rows, columns=list(COLLECTIVE_COLUMNS))
+    return pd.DataFrame(rows, columns=[*COLLECTIVE_COLUMNS, *RANK_COLUMNS])
 
 
 def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[str, Any] | None:
@@ -397,16 +400,10 @@ def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[
         "num_nodes": _num_nodes(details, num_ranks, ranks_per_node),
         "nbytes": nbytes,
         "flag": "" if group_size else WORLD_TAKEN,
+        "communicator": f"{origin.group} {details.get('Process Group Ranks')}",
+        "number": str(details.get("Seq")),
+        "world": num_ranks,
     }
-
-
-def _world(trace: Mapping[str, Any]) -> int:
-    distributed_info = trace.get("distributedInfo")
-    return (
-        whole_number(distributed_info.get("world_size"))
-        if isinstance(distributed_info, Mapping)
-        else 0
-    )
 
 
 def _nbytes(details: Mapping[str, Any], collective: Collective, num_ranks: int) -> int:

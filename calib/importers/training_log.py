@@ -145,7 +145,7 @@ def read_training_log(texts: Sequence[str], name: str) -> TrainingLog:
     if not reader.lines:
         raise RecordError(
             f"{name} has no line 'iteration N/ TOTAL | ... elapsed time per iteration (ms): T |'; "
-            "give the standard output of training"
+            "give the standard output of Megatron-LM or of a fork; no other trainer's log is read"
         )
     return reader.log()
 

@@ -184,7 +184,7 @@ def _kineto(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
         [f"{path.name}: {one.flag}; rows with a flag stay unused"] if one.flag else []
     )
     tables.operators.append(one.operators)
-    tables.collectives.append(one.collectives)
+    tables.rank_operations.append(one.collectives)
     tables.kernels.append(one.kernels)
 
 
@@ -201,21 +201,19 @@ def _nccl_inspector(path: Path, args: argparse.Namespace, tables: _Tables) -> No
     from ...calib.importers import inspector_operations
 
     rows, problems = inspector_operations(_bytes(path).decode(errors="replace"), path.name)
-    tables.rank_operations.append(rows)
+    place = {"device": args.device, "fabric": args.fabric or UNKNOWN_FABRIC}
+    tables.rank_operations.append(rows.assign(**place))
     tables.problems += problems
 
 
 def _join_ranks(args: argparse.Namespace, tables: _Tables) -> None:
-    """Make one table of the operations that are in the logs of several ranks."""
-    from ...calib.importers import inspector_collectives
+    """Make one table of the operations that are in the files of several ranks."""
+    from ...calib.importers import joined_ranks
 
-    if not tables.rank_operations:
-        return
-    rows, notes = inspector_collectives(
-        tables.rank_operations, device=args.device, fabric=args.fabric or UNKNOWN_FABRIC
-    )
-    tables.collectives.append(rows)
-    tables.problems += notes
+    if filled := [rows for rows in tables.rank_operations if len(rows)]:
+        rows, notes = joined_ranks(filled, "traces" if args.source == "kineto" else "logs")
+        tables.collectives.append(rows)
+        tables.problems += notes
 
 
 def _outputs(tables: _Tables, args: argparse.Namespace) -> Iterator[tuple[pd.DataFrame, Path]]:
@@ -237,8 +235,10 @@ def _json(path: Path) -> dict[str, Any]:
         value = parse_json(_bytes(path))
     except ValueError as err:
         raise RecordError(f"{path} is not JSON ({err}); give a complete trace") from err
+    if isinstance(value, list):  # a Chrome trace may be its events alone
+        return {"traceEvents": value}
     if not isinstance(value, dict):
-        raise RecordError(f"{path} holds no JSON object; give a Chrome trace")
+        raise RecordError(f"{path} holds one {type(value).__name__}; give a Chrome trace")
     return value
 
 

@@ -169,6 +169,27 @@ def test_on_a_device_kernels_count_and_collectives_come_beside(
     assert transfer["collective"] == "all_gather" and transfer["fabric"] == "mine"
     assert (transfer["num_ranks"], transfer["num_nodes"]) == (4, 2)
     assert transfer["nbytes"] == 8000 and transfer["time_s"] == pytest.approx(40e-6)
+    assert "may include waiting" in transfer["flag"]
+    err = capsys.readouterr().err
+    assert "1 of 1 communicators lack the traces of some ranks" in err
+
+
+def test_a_trace_may_be_its_events_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare, whole = tmp_path / "bare.json", tmp_path / "whole.json"
+    trace = device_trace()
+    bare.write_text(json.dumps(trace["traceEvents"]))
+    whole.write_text(json.dumps(trace))
+    tables = [
+        imported(capsys, "kineto", path, out=tmp_path / "t.csv", options="--device H200")
+        for path in (bare, whole)
+    ]
+    pd.testing.assert_frame_equal(*tables)
+    bare.write_text(json.dumps([{"ph": "b", "cat": "COLL", "name": "AllReduce", "ts": 1.0}]))
+    argv = ["import", "kineto", str(bare), "--out", str(tmp_path / "t.csv")]
+    assert main(argv) == ExitCode.NO_DATA
+    assert "complete events (ph X)" in capsys.readouterr().err
 
 
 def test_a_log_of_nccl_tests_is_read_test_by_test(

@@ -7,10 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError, RecordError
 from forerun.calib.importers.kineto import UNNAMED, WORLD_TAKEN, KinetoTables, kineto_tables
 from forerun.calib.importers.kineto_origins import NODE
+from forerun.calib.importers.nccl_inspector import WAITING, joined_ranks
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 NAMES = (
@@ -104,6 +107,49 @@ def test_an_old_transfer_has_the_size_of_its_tensor_and_a_flag_for_its_group():
     (row,) = tables(trace, device="A100").collectives.to_dict("records")
     assert (row["collective"], row["nbytes"], row["num_ranks"]) == ("all_gather", 4 * 4000, 4)
     assert row["flag"] == WORLD_TAKEN and row["time_s"] == pytest.approx(40e-6)
+
+
+def reduces(rank: int | None, arrivals_us: list[int], num_ranks: int, took_us: int) -> dict:
+    """One rank's trace of all-reduces, which end together ``took_us`` after the last arrival."""
+    details = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20}
+    details |= {"Group size": num_ranks, "dtype": "BFloat16", "Process Group Name": "0"}
+    kernels = [
+        event(
+            "kernel", "ncclDevKernel_AllReduce_Sum", 1e5 * n - late_us, late_us + took_us, **details
+        )
+        for n, late_us in enumerate(arrivals_us, start=1)
+    ]
+    world = {"world_size": num_ranks} | ({} if rank is None else {"rank": rank})
+    listed = [{"id": 0, "name": "H100"}]
+    return {"traceEvents": kernels, "deviceProperties": listed, "distributedInfo": world}
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), num_ranks=st.integers(2, 5), took_us=st.integers(5, 500))
+def test_only_the_traces_of_all_ranks_tell_a_transfer_from_waiting(
+    data: st.DataObject, num_ranks: int, took_us: int
+) -> None:
+    """The last rank to arrive waits for none. Any fewer traces have a flag on each row."""
+    late_us = st.lists(st.integers(0, 20_000), min_size=num_ranks, max_size=num_ranks)
+    waits_us = [
+        [one - min(each) for one in each] for each in data.draw(st.lists(late_us, min_size=1))
+    ]
+    named = data.draw(st.lists(st.sampled_from(range(num_ranks)), unique=True, min_size=1))
+    is_numbered = data.draw(st.booleans())
+    traces = [
+        reduces(
+            rank if is_numbered else None, [each[rank] for each in waits_us], num_ranks, took_us
+        )
+        for rank in named
+    ]
+    rows, notes = joined_ranks([tables(trace).collectives for trace in traces], "traces")
+    is_whole = is_numbered and len(named) == num_ranks
+    assert set(rows["flag"]) == ({""} if is_whole else {WAITING})
+    assert bool(notes) is not is_whole
+    if is_whole:
+        assert list(rows["time_s"]) == pytest.approx([took_us * 1e-6] * len(waits_us))
+    else:
+        assert notes[0].startswith("1 of 1 communicators lack the traces of some ranks, so that")
 
 
 def test_no_number_of_ranks_is_made_up():

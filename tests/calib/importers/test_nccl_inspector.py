@@ -15,8 +15,9 @@ from forerun.calib.importers.nccl_inspector import (
     CONTRADICTION,
     HOST_TIMED,
     SHARED,
-    inspector_collectives,
+    WAITING,
     inspector_operations,
+    joined_ranks,
 )
 
 
@@ -42,7 +43,8 @@ def text(*records: object) -> str:
 
 def rows(*logs: str) -> tuple[list[dict], list[str]]:
     read = [inspector_operations(log, f"r{n}.log") for n, log in enumerate(logs)]
-    frame, notes = inspector_collectives([one for one, _ in read], device="H100", fabric="f")
+    logs = [one.assign(device="H100", fabric="f") for one, _ in read]
+    frame, notes = joined_ranks(logs, "logs")
     checked = collective_table(frame, "t") if len(frame) else frame
     problems = [problem for _, some in read for problem in some]
     return checked.to_dict("records"), problems + notes
@@ -73,10 +75,14 @@ def test_published_records_have_their_bandwidths(
     ((row,), notes) = rows(text(one))
     assert (row["num_ranks"], row["num_nodes"], row["nbytes"]) == (num_ranks, num_nodes, nbytes)
     assert row["nbytes"] / row["time_s"] / 1e9 == pytest.approx(algobw, abs=0.005)
-    assert row["flag"] == "" and row["device"] == "H100" and len(notes) == 1
+    assert row["flag"] == WAITING and row["device"] == "H100"
+    assert notes == [
+        "1 of 1 communicators lack the logs of some ranks, so that their times may include waiting "
+        "and have a flag; give the logs of all ranks"
+    ]
     one["coll_perf"]["coll_algobw_gbs"] = algobw + 0.02
     ((wrong,), _) = rows(text(one))
-    assert wrong["flag"] == CONTRADICTION
+    assert wrong["flag"] == f"{CONTRADICTION}; {WAITING}"
 
 
 PLANTED = st.tuples(
@@ -189,7 +195,8 @@ def test_what_is_not_the_time_of_one_transfer_has_a_flag():
         record(perf("Recv", 64, 6, "p2p"), n_ranks=2, nnodes=2, **pair),
     )
     result, _ = rows(log)
-    assert [row["flag"] for row in result] == [HOST_TIMED, SHARED, ""]
+    flags = [f"{HOST_TIMED}; {WAITING}", f"{SHARED}; {WAITING}", WAITING]
+    assert [row["flag"] for row in result] == flags
     assert [(row["num_ranks"], row["num_nodes"]) for row in result] == [(8, 1), (2, 1), (2, 2)]
 
 
