@@ -34,9 +34,8 @@ _RANK = re.compile(
     r"(?<!\w)Rank\s+(\d+)\b(?:.{0,60}?\bPid\s+(\d+))?.{0,60}?"
     r"\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$"
 )
-_PRINTED_NAME = re.compile(r"Collective test (?:starting|concluded): (\w+?)_perf(?:_mpi)?\b")
-_PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b(\s+-)?")
-"""Program in any other line; with an option behind it, that line is a command."""
+_PROGRAM = re.compile(r"(Collective test (?:starting|concluded): )?(\w+?)_perf(?:_mpi)?\b(\s+-)?")
+"""Program, in a line of the test itself, or in a command: with an option behind it."""
 _LIBRARY = re.compile(r"\b([nr]ccl)-library=(\d+)")
 _OF_PROCESS = re.compile(r"nThread\s+(\d+)\s+nGpus\s+(\d+)")
 """Threads of a process and GPUs of a thread, of which each is a rank."""
@@ -49,8 +48,6 @@ _FAILED = re.compile(r"Out of bounds values\s*:\s*(\d+)\s+FAILED")
 _ABORTED = re.compile(r"\bTest (?:NCCL |CUDA |HIP )?failure\b")
 _WRONG = "#wrong"
 """Column of wrong elements; versions before 2022 have the largest rounding error in its place."""
-_ROUNDED = 0.01
-"""Error of a printed bandwidth, in GB/s; large ones have fewer decimals, but four digits."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,12 +55,8 @@ class _Test:
     """One program's part of a log."""
 
     program: str | None = None
-    printed_names: set[str] = field(default_factory=set)
-    """Names in the test's own first and last line."""
-    commands: set[str] = field(default_factory=set)
-    """Programs of the commands between the table before and this test's first line."""
-    titles: set[str] = field(default_factory=set)
-    """Programs that other lines there mention."""
+    names: list[set[str]] = field(default_factory=lambda: [set(), set(), set()])
+    """Programs in its own first and last line; in commands since the table before; in titles."""
     library: str = ""
     ranks: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Host and device of each rank."""
@@ -85,11 +78,6 @@ class _Test:
     def num_ranks(self) -> int:
         """The least number of ranks with those that are listed."""
         return -(-(max(self.ranks) + 1) // self.ranks_of_process) * self.ranks_of_process
-
-    @property
-    def has_results(self) -> bool:
-        """True if its table has rows."""
-        return bool(self.rows or self.num_wrong)
 
     def take_rank(self, match: re.Match[str]) -> None:
         """Parse a line that names a rank."""
@@ -164,7 +152,8 @@ def _refusal(test: _Test) -> str:
         return f"{test.program} got wrong values and does not print in which rows"
     factor = bus_factor(_PROGRAMS[test.program], test.num_ranks)
     for *_, rate, bus_rate in test.rows:
-        if abs(bus_rate - factor * rate) > _ROUNDED * (1.0 + factor) + 1e-3 * bus_rate:
+        # Two decimals are printed, fewer of large ones.
+        if abs(bus_rate - factor * rate) > 0.01 * (1.0 + factor) + 1e-3 * bus_rate:
             return (
                 f"a test that would be {test.program} has a bus bandwidth of {bus_rate:g} GB/s at "
                 f"{rate:g}, which {test.program} of {test.num_ranks} ranks never has; keep its name"
@@ -206,17 +195,14 @@ def _tests(text: str) -> Iterator[_Test]:
             continue
         is_first = bool(_BEGINNING.search(line))
         is_part = is_first or bool(_RANK.search(line) or _HEADER.search(line))
-        is_over = test.has_results or test.is_aborted
-        if (is_part and is_over) or (is_first and (ahead.commands or ahead.titles)):
+        is_over = bool(test.rows) or test.num_wrong > 0 or test.is_aborted
+        if (is_part and is_over) or (is_first and any(ahead.names)):
             yield test
             test, ahead, has_begun = ahead, _Test(), False
         has_begun |= is_part
-        if printed_name := _PRINTED_NAME.search(line):
-            test.printed_names.add(printed_name[1])
-        else:
-            named = ahead if has_begun else test
-            for program in _PROGRAM.finditer(line):
-                (named.commands if program[2] else named.titles).add(program[1])
+        for program in _PROGRAM.finditer(line):
+            named = test if program[1] or not has_begun else ahead
+            named.names[0 if program[1] else 1 if program[3] else 2].add(program[2])
         _take(test, line)
     yield from (test, ahead)
 
@@ -229,16 +215,14 @@ def _named(tests: Iterable[_Test], name: str) -> Iterator[_Test]:
     *listed, behind = tests
     before: str | None = ""
     in_file = {program for program in _PROGRAMS if program in name}
-    for test in (test for test in listed if test.has_results):
-        titles = (test.titles - {before}) or (set() if behind.titles else test.titles)
-        names = test.printed_names or test.commands or (titles if before is not None else set())
-        before = _only(names)
-        test.program = before or _only(names & in_file if names else in_file)
+    for test in (test for test in listed if test.rows or test.num_wrong):
+        printed, commands, titles = test.names
+        titles = (titles - {before}) or (set() if behind.names[2] else titles)
+        names = printed or commands or (titles if before is not None else set())
+        before = min(names) if len(names) == 1 else None
+        choices = names & in_file if names else in_file
+        test.program = before or (min(choices) if len(choices) == 1 else None)
         yield test
-
-
-def _only(names: set[str]) -> str | None:
-    return next(iter(names)) if len(names) == 1 else None
 
 
 def _take(test: _Test, line: str) -> None:
