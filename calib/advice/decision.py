@@ -12,6 +12,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from ..arguments import MASK, resumed_command, rewrite_command
+from ..errors import check_ascending
 from ..forecast import Forecast
 from ..memory import Verdict
 from ..records import Action
@@ -58,6 +59,9 @@ class Reason(Encoded):
     text: str
     probability: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_ascending(f"probability of the rule {self.rule.value}", 0.0, self.probability, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

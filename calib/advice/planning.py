@@ -18,6 +18,7 @@ from ..arguments import (
     refusals,
     unsupported_options_reason,
 )
+from ..errors import check_ascending
 from ..fit import Source
 from ..forecast import Throughput, throughput
 from ..memory import MemoryEstimate, Verdict, fit_probability, host_nbytes, memory, verdict
@@ -206,6 +207,14 @@ class Candidate(Encoded):
     options: tuple[str, ...]
     fit_probability: float | None = None
     """Probability that it fits in device memory; None if the capacity is unknown."""
+
+    def __post_init__(self) -> None:
+        low, high = self.time_frac_low, self.time_frac_high
+        check_ascending(
+            "seconds of a layout's step", 0.0, self.low_s, self.step_time_s, self.high_s
+        )
+        check_ascending("change of a layout's step", -1.0, low, self.time_frac, high)
+        check_ascending("probability that a layout fits", 0.0, self.fit_probability, 1.0)
 
     def __repr__(self) -> str:
         step, low, high = map(format_time, (self.step_time_s, self.low_s, self.high_s))

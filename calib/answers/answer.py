@@ -113,12 +113,12 @@ class Modelled:
     """Base of later forecasts, which need no new fit."""
     plan: Plan
     step: PredictedStep
-    """Step of the running layout without hooks: timeline plus waiting minus perturbation."""
+    """Step of the running layout without hooks: timeline plus waiting, less ``perturbation_s``."""
     waiting_s: float
     """Mean time per step that a rank waits for a later one, excluding pipeline waits and the time
     that the step model has for the rank with the most tokens."""
     perturbation_s: float
-    """Slowdown of a hooked step beyond the time spent inside the hooks."""
+    """Part that hooks add to it in hooked steps, beyond the time spent inside them."""
     skew_s: Mapping[int, float]
     waiting: WaitingReport
     history: History = field(default_factory=History)

@@ -24,7 +24,7 @@ from .run_measurements import (
     mean_waiting_s,
     measured_overhead,
     measured_step_s,
-    perturbation_s,
+    perturbed_frac,
 )
 
 MOST_WINDOWS = 200
@@ -172,9 +172,9 @@ class Models:
         calibration = calibrate(table, device=config.device)
         steps = fit_steps(live_times(calibration, config))
         waiting_s = mean_waiting_s(table, routed_s(steps, config))
-        rest_s = waiting_s - perturbation_s(table, measured_overhead(table))
+        bare_frac = 1.0 - perturbed_frac(table, measured_overhead(table))
         (step_time_s,) = steps.predict([config]).time_s.tolist()
-        return Models(calibration=calibration, step_time_s=step_time_s + rest_s)
+        return Models(calibration=calibration, step_time_s=bare_frac * (step_time_s + waiting_s))
 
     def step_error_frac(self, measured_s: float) -> float:
         """Return modelled over measured step, minus one."""

@@ -30,7 +30,7 @@ from .run_measurements import (
     measured_overhead,
     measured_sigma_log,
     measured_step_s,
-    perturbation_s,
+    perturbed_frac,
 )
 
 SESSION_SIGMA_LOG, CPU_SESSION_SIGMA_LOG = 0.015, 0.1
@@ -93,12 +93,12 @@ class RunFit:
     """Estimate of the running layout by ``blind``."""
     steps: FittedSteps
     modelled_step: PredictedStep
-    """``unseen`` plus ``waiting_s`` minus ``perturbation_s``, which belong to no operator."""
+    """``unseen`` plus ``waiting_s``, without the share that hooks add to a hooked step."""
     overhead: Overhead | None
     waiting_s: float
     """Seconds per step that ranks wait for each other, mean over ranks."""
     perturbation_s: float
-    """Slowdown of a hooked step beyond the time inside the hooks, seconds."""
+    """That share, seconds, apart from the time inside the hooks."""
 
 
 def fit_run(
@@ -112,10 +112,11 @@ def fit_run(
     blind = fit_run_steps(base, [one for one in known if same_layout(one.config) != layout], config)
     overhead = measured_overhead(table)
     waiting_s = mean_waiting_s(table, routed_s(blind, config))
-    perturbed_s = perturbation_s(table, overhead)
-    unseen, rest_s = blind.estimate(config), waiting_s - perturbed_s
+    unseen, added_frac = blind.estimate(config), perturbed_frac(table, overhead)
     modelled = PredictedStep(
-        time_s=unseen.time_s + rest_s, low_s=unseen.low_s + rest_s, high_s=unseen.high_s + rest_s
+        time_s=(1.0 - added_frac) * (unseen.time_s + waiting_s),
+        low_s=(1.0 - added_frac) * (unseen.low_s + waiting_s),
+        high_s=(1.0 - added_frac) * (unseen.high_s + waiting_s),
     )
     steps = fit_run_steps(base, with_measured_step(known, measured), config)
     return RunFit(
@@ -129,15 +130,13 @@ def fit_run(
         modelled_step=modelled,
         overhead=overhead,
         waiting_s=waiting_s,
-        perturbation_s=perturbed_s,
+        perturbation_s=added_frac * (unseen.time_s + waiting_s),
     )
 
 
 def _misfit_log(measured: KnownStep, modelled: PredictedStep) -> float:
     """Return the log of measured over modelled step; 0 if within the 90 % interval of both errors
     and of the drift of the machine's level."""
-    if min(modelled.low_s, modelled.time_s) <= 0:
-        return 0.0
     off_log = math.log(measured.time_s / modelled.time_s)
     measured_log = Z_90 * math.hypot(measured.sigma_log, passing_sigma_log(measured.config))
     allowed_log = math.hypot(math.log(modelled.high_s / modelled.low_s) / 2, measured_log)

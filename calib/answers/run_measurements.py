@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import CalibrationError
+from ..errors import CalibrationError, check_ascending
 from ..forecast import DRIFT_FRAC, mean_estimate
 from ..memory import known_nbytes, memory_offset
-from ..samples import SampleTable, windows_of
+from ..regressors import Z_90
+from ..samples import SampleTable, mad_sigma, windows_of
 from ..units import format_frac
 from ..workload import GroupRole, OperatorKind, Phase
 from .routing import with_measured_routing
@@ -39,6 +40,11 @@ class Overhead:
     high_frac: float
     num_hooked: int
     num_bare: int
+    noise_frac: float = 0.0
+    """Half of the 90 % interval of a single bare step, as a share of the median one."""
+
+    def __post_init__(self) -> None:
+        check_ascending("cost of hooks", -1.0, self.low_frac, self.overhead_frac, self.high_frac)
 
     @property
     def below_frac(self) -> float | None:
@@ -88,7 +94,7 @@ def measured_step_s(table: SampleTable) -> float:
     times = newest.step_times_s(is_hooked=False)
     if not times.size:
         times = newest.step_times_s()
-    if not times.size:
+    if not times.any():
         raise CalibrationError(
             "no clean step in the newest window (each one saved, evaluated or collected garbage); "
             "record more steps"
@@ -154,10 +160,11 @@ def mean_waiting_s(table: SampleTable, routed_s: float = 0.0) -> float:
     return elsewhere + max(0.0, at_experts - routed_s)
 
 
-def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:
-    """Return the slowdown of a hooked step beyond the time inside the hooks, seconds.
+def perturbed_frac(table: SampleTable, cost: Overhead | None) -> float:
+    """Return the share of a hooked step, apart from the time inside the hooks, that they add to it.
 
-    Operators are timed in hooked steps, while nearly all steps of the run are bare.
+    Operators are timed in hooked steps, while nearly all steps of the run are bare. The rest of a
+    modelled step is positive, however much the few steps scatter.
     """
     if cost is None:
         return 0.0
@@ -166,7 +173,9 @@ def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:
     known_s = float(hooked["hook_s"].median())
     known_s += float(inside.groupby(["rank", "step"])["hook_s"].sum().median())
     bare = table.steps[table.steps["is_clean"] & ~table.steps["is_hooked"]]
-    return max(0.0, cost.overhead_frac * float(bare["time_s"].median()) - known_s)
+    bare_s = float(bare["time_s"].median())
+    added_s = max(0.0, cost.overhead_frac * bare_s - known_s)
+    return added_s / (bare_s + added_s)
 
 
 def hook_summary(table: SampleTable) -> HookSummary:
@@ -252,12 +261,15 @@ def overhead(step_times_s: ArrayLike, is_hooked: ArrayLike) -> Overhead:
     centre = float(np.median(differences))
     widen = (differences.size / (differences.size - 1)) ** 0.5
     low, high = centre + widen * (np.quantile(medians, [0.05, 0.95]) - centre)
+    # No step is shorter than 0, but differences from noisy neighbours may be.
+    cost, low, high = (max(-1.0, float(one) / bare) for one in (centre, low, high))
     return Overhead(
-        overhead_frac=centre / bare,
-        low_frac=float(low) / bare,
-        high_frac=float(high) / bare,
+        overhead_frac=cost,
+        low_frac=low,
+        high_frac=high,
         num_hooked=num_hooked,
         num_bare=num_bare,
+        noise_frac=Z_90 * mad_sigma(times[~hooked]) / bare,
     )
 
 

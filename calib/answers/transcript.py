@@ -131,6 +131,13 @@ def checked_line(
         if measured_s:
             off_frac = abs(modelled.time_s - measured_s) / measured_s
             words[-1] += f", {format_frac(off_frac)} off"
+    most_frac = max(overhead.high_frac, overhead.noise_frac) if overhead else 0.0
+    if measured_s and most_frac >= 1.0:
+        words = [
+            f"a step of {format_time(measured_s)} is too short to tell its parts from hooks and "
+            f"noise (up to {format_time(most_frac * measured_s)}); record longer steps (a larger "
+            "batch), or more (--calibrate-steps)"
+        ]
     if hooks is not None:
         fired = f"hooks {hooks.num_fired} of {hooks.num_installed}, {_cost(overhead)}"
         words += [fired] * (hooks.num_installed > 0) + [*hooks.remarks]

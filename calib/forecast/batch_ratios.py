@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..errors import check_ascending
 from ..regressors import Z_90
 from ..steps import FittedSteps, StepEstimate, error_ratio
 from ..workload import RunConfig
@@ -41,6 +42,9 @@ class PredictedStep:
     time_s: float
     low_s: float
     high_s: float
+
+    def __post_init__(self) -> None:
+        check_ascending("seconds of a step", 0.0, self.low_s, self.time_s, self.high_s)
 
     def scaled(self, by: BatchRatio) -> PredictedStep:
         """Return the step at another batch size, its interval widened by the error of the ratio.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
-from ..errors import CalibrationError
+from ..errors import CalibrationError, check_ascending
 from ..regressors import Z_90
 from ..steps import StepEstimate
 from ..workload import Encoded
@@ -266,6 +266,14 @@ class Forecast(Encoded):
     """Cost in the currency of the stated price."""
     energy_j: float | None = None
     """Energy of all accelerators from the first reading to the end."""
+
+    def __post_init__(self) -> None:
+        step_s, ahead_s = self.step_time_s, self.remaining_s
+        check_ascending("seconds of the mean step", 0.0, self.step_low_s, step_s, self.step_high_s)
+        check_ascending(
+            "seconds of the next step", 0.0, self.single_low_s, step_s, self.single_high_s
+        )
+        check_ascending("seconds to go", 0.0, self.remaining_low_s, ahead_s, self.remaining_high_s)
 
 
 def mean_estimate(values: ArrayLike) -> MeanEstimate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import check_ascending
 from ..units import format_bytes, format_change
 
 LEAST_MEMORY_FRAC = 0.05
@@ -23,6 +24,9 @@ class Gain:
     """Change of a rank's memory peak."""
     memory_frac: float = 0.0
     """Change over that peak."""
+
+    def __post_init__(self) -> None:
+        check_ascending("change of time", -1.0, self.low_frac, self.time_frac, self.high_frac)
 
     @property
     def is_sure(self) -> bool:

@@ -145,12 +145,16 @@ def _forecast(times: Floats, done: int) -> Forecast:
     )
 
 
+def at_ratio(layout: Candidate, ratio: float, sigma_log: float) -> Candidate:
+    """Return a layout whose step is so many times that of the running one."""
+    sure = dict.fromkeys(("time_frac_low", "time_frac", "time_frac_high"), ratio - 1.0)
+    return replace(layout, **sure, log_ratio_sigma=sigma_log)
+
+
 def _plan(layout: Candidate, known_log: Floats, noise_log: float) -> Plan:
     candidates = [
         replace(
-            layout,
-            time_frac=float(np.expm1(log)),
-            log_ratio_sigma=noise_log,
+            at_ratio(layout, float(np.exp(log)), noise_log),
             # The number of the planted layout.
             options=(str(place),),
         )

@@ -104,4 +104,4 @@ def test_thin_evidence_is_never_acted_on(
 
 
 def layout(ratio: float) -> Candidate:
-    return replace(planted.base_layout(), time_frac=ratio - 1.0, log_ratio_sigma=SIGMA)
+    return planted.at_ratio(planted.base_layout(), ratio, SIGMA)

@@ -167,7 +167,8 @@ def test_the_chance_of_a_gain_is_that_of_its_interval(
 ) -> None:
     (unchanged,) = compare(running, [running], steps)
     assert faster_probability(unchanged) == 0.0
-    sure = replace(unchanged, time_frac=-0.1, log_ratio_sigma=-np.log(0.9) / 1.6448536)
+    ratio = {"time_frac": -0.1, "time_frac_low": -0.19, "log_ratio_sigma": -np.log(0.9) / 1.6448536}
+    sure = replace(unchanged, **ratio)
     assert faster_probability(sure) == pytest.approx(0.95, abs=1e-6)
     result = advice(running, steps, ROOMY)
     assert replace(result, confidence=1.1).best is None

@@ -140,7 +140,8 @@ def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]
     least = min(tight.candidates, key=lambda c: c.memory.total_nbytes)
     assert tight.nearest_miss == f"nearest is {least.label}: it does not fit in memory"
     # All are slower.
-    slower = replace(plan, candidates=tuple(replace(c, time_frac=0.01) for c in plan.candidates))
+    late = [replace(c, time_frac=0.01, time_frac_high=0.02) for c in plan.candidates]
+    slower = replace(plan, candidates=tuple(late))
     assert slower.best is None and slower.nearest_miss.endswith("it is not faster")
     # A host whose degrees are the user's own code is asked for another batch alone.
     hosted = replace(running, framework="transformers 5.1")
@@ -264,7 +265,8 @@ def test_worth_measuring_are_the_fastest_that_may_be_faster_and_are_not_known(
     able = [c for c in plan.candidates if c.time_frac_low < 0 and c.log_ratio_sigma >= 0.02]
     assert 0 < len(named) <= 3 and all(one in able for one in named)
     assert [c.step_time_s for c in named] == sorted(c.step_time_s for c in able)[: len(named)]
-    surely_slower = [replace(c, time_frac_low=0.01) for c in plan.candidates]
+    late = {"time_frac_low": 0.01, "time_frac": 0.02, "time_frac_high": 0.03}
+    surely_slower = [replace(c, **late) for c in plan.candidates]
     assert replace(plan, candidates=tuple(surely_slower)).worth_measuring == ()
     known = replace(named[0], log_ratio_sigma=0.001)
     rest = tuple(known if c is named[0] else c for c in plan.candidates)

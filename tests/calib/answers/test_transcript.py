@@ -139,6 +139,8 @@ def test_a_moment_is_said_as_closely_as_it_is_near(run: Forecast) -> None:
         near = replace(
             run,
             now_unix_s=THURSDAY_UNIX_S - remaining_s,
+            remaining_low_s=0.0,
+            remaining_s=remaining_s,
             remaining_high_s=remaining_s + late_s,
             finish_p95_unix_s=THURSDAY_UNIX_S + late_s,
         )
@@ -187,7 +189,7 @@ def test_cost_and_energy_carry_their_names(run: Forecast) -> None:
     ],
 )
 def test_no_cost_is_below_zero(low: float, high: float, expected: str) -> None:
-    cost = replace(COST, overhead_frac=0.004, low_frac=low, high_frac=high)
+    cost = replace(COST, overhead_frac=min(0.004, high), low_frac=low, high_frac=high)
     assert checked_line(HOOKS, cost, None, None) == f"checked: hooks 214 of 214, {expected}"
 
 
@@ -204,7 +206,9 @@ def test_no_saving_is_below_zero_whatever_a_restart_costs(
     run: Forecast, faster: Plan, cost_s: float, remaining_s: float
 ) -> None:
     near = replace(
-        run, remaining_s=remaining_s, remaining_time=RemainingTime.normal(remaining_s, 0.0)
+        run,
+        **dict.fromkeys(("remaining_low_s", "remaining_s", "remaining_high_s"), remaining_s),
+        remaining_time=RemainingTime.normal(remaining_s, 0.0),
     )
     decision = decide(Goals(restart_cost_s=cost_s), forecast=near, plan=faster)
     line = faster_line(faster, decision)
@@ -238,7 +242,8 @@ def test_what_only_the_code_can_set_is_said_with_its_gain(faster: Plan, run: For
 
 
 def test_where_nothing_is_faster_the_nearest_is_named_with_its_obstacle(faster: Plan) -> None:
-    slower = replace(faster.candidates[0], time_frac=0.03)
+    ends = {"time_frac_low": 0.01, "time_frac_high": 0.05}
+    slower = replace(faster.candidates[0], time_frac=0.03, **ends)
     line = faster_line(replace(faster, candidates=(slower,)), None)
     assert line.startswith("faster: nothing to offer among ")
     assert line.endswith(f"nearest is {layout_words(slower.config)} (+3.0 %): it is not faster")
