@@ -54,8 +54,7 @@ def recorded(
         1 + hooks * steps["is_hooked"]
     )
     samples = scaled(TABLE.samples, scale * operators)
-    is_sampled = draw.random(len(samples)) < sampled_frac
-    is_sampled[draw.integers(len(samples))] = True
+    is_sampled = (draw.random(len(samples)) < sampled_frac) | (samples["kind"] == "linear_fc1")
     runs = TABLE.runs if is_described else TABLE.runs.assign(config="")
     return replace(
         TABLE,
@@ -107,7 +106,9 @@ def check(result: Answer) -> None:
     assert not list(impossible(result.to_json()))
     text = "\n".join(result.transcript)
     assert not re.search(r"(?<![\w.])-\d", text)
-    assert all(float(one) <= 100 for one in re.findall(r"([\d.]+) % (?:less|chance)", text))
+    assert all(
+        float(one) <= 100 for one in re.findall(r"([\d.]+(?:e-\d+)?) % (?:less|chance)", text)
+    )
 
 
 def test_a_run_whose_hooked_steps_are_twice_as_long_has_a_positive_model() -> None:
