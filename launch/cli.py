@@ -127,19 +127,19 @@ class _PrintableStream:
     with colours."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream = stream
+        self.stream = stream
 
     def write(self, text: str) -> int:
-        colours = _COLOUR if self._stream.isatty() else "(?!)"
+        colours = _COLOUR if self.stream.isatty() else "(?!)"
         pieces = re.split(f"({colours})", text)
         pieces[::2] = map(printable_lines, pieces[::2])
-        return self._stream.write("".join(pieces))
+        return self.stream.write("".join(pieces))
 
     def flush(self) -> None:
-        self._stream.flush()
+        self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
 
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from ..arguments import LISTS, ArgumentTable, from_namespace, is_known, layout_values, model_values
 from ..errors import CalibrationError, ConfigError
-from ..records import Cluster, SkippedRow, StepKind, StepRow, StepTable, Trait
+from ..records import CREATED, Cluster, SkippedRow, StepKind, StepRow, StepTable, Trait
 from ..workload import Engine, Experts, Parallelism, Precision, RunConfig, Schedule, Sharding
 from .canonical_tables import unknown_table_error
 
@@ -224,7 +224,7 @@ def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
             rows.append(_row(cells, row_id, name))
         except ConfigError as err:
             skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
-    unused = tuple(c for c in map(str, frame.columns) if not _is_read(c))
+    unused = tuple(c for c in map(str, frame.columns) if not _is_read(c) and c not in CREATED)
     return StepTable(name=name, rows=tuple(rows), skipped=tuple(skipped), unused=unused)
 
 

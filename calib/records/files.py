@@ -9,7 +9,6 @@ start fast.
 from __future__ import annotations
 
 import errno
-import filecmp
 import gzip
 import hashlib
 import json
@@ -34,14 +33,15 @@ PRIVATE = 0o600
 OPEN = 0o666
 """Mode of other files, before the umask."""
 CREATED = {"created_by": "forerun"}
-"""Mark of a JSON file of ours."""
+"""Mark of a JSON file of ours, and column of its tables."""
 CREATED_BY = "created_by: forerun"
 """Mark of another file of ours, in a comment; Parquet has the key of its schema."""
 MARKUP_COMMENT = f"\n<!-- {CREATED_BY} -->\n"
 """The mark in Markdown, HTML and SVG."""
 _MARK = re.compile(
-    rb'created_by"?:\s?"?forerun|forerun_schema|\A\{\s*"'
-    rb'(?:schema": \d+,\s*"(?:launch_id|kind": "(?:forecast|end)")|type": "packed")'
+    rb'created_by"?:\s?"?forerun|forerun_schema|field_name": "created_by"|'
+    rb'\A[^\n"]*,created_by\n|\A\{\s*"type": "packed"|'
+    rb'\A\{\s*"schema": \d+,\s*"(?:launch_id|kind": "(?:forecast|end)")'
 )
 _MARKED_NBYTES = 1 << 16
 """Bytes at both ends of a file in which the mark is sought; Parquet has its keys at the end."""
@@ -76,11 +76,8 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
-        if _is_known(path, temporary):
-            temporary.unlink()
-        else:
-            refuse_foreign(path)
-            os.replace(temporary, path)
+        refuse_foreign(path)
+        os.replace(temporary, path)
     except BaseException as err:
         temporary.unlink(missing_ok=True)
         if isinstance(err, OSError):
@@ -88,15 +85,10 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
         raise
 
 
-def _is_known(path: Path, temporary: Path) -> bool:
-    """True if another's file has the same content, so that nothing has to be replaced."""
-    return path.is_file() and not is_ours(path) and filecmp.cmp(path, temporary, shallow=False)
-
-
 def refuse_foreign(path: Path) -> None:
     """Raise ``FileExistsError`` if something that Forerun did not write is at ``path``."""
     if os.path.lexists(path) and not is_ours(path):
-        why = "exists and is not known to be Forerun's, so it is left as it is"
+        why = "exists and was not written by forerun, so it is left as it is"
         raise FileExistsError(errno.EEXIST, why, str(path))
 
 

@@ -27,7 +27,7 @@ from ...calib.importers import (
     table_kind,
     unknown_table_error,
 )
-from ...calib.records import CREATED_BY, StepRow, replace_by, replace_file, write_text
+from ...calib.records import CREATED, StepRow, replace_by, write_text
 from ...calib.samples import check_parquet
 from ...calib.steps import KnownStep
 from ...calib.workload import RunConfig
@@ -36,8 +36,6 @@ ENDINGS = (".csv", ".csv.gz", ".parquet")
 IMPORTED = "imported"
 """Subfolder for imported tables, as CSV in our format."""
 FOLDER = Path(__file__).parents[2] / "recipes" / "published"
-_COMMENT = f"# {CREATED_BY}\n".encode()
-"""First line of an imported table, which only we read."""
 _SIMULATED = "steps_vtrain_single_node.csv.gz"
 _MOST_NAMED = 3
 """Maximum number of machines that an error message lists."""
@@ -56,9 +54,7 @@ def read_frame(path: Path) -> pd.DataFrame:
         if path.suffix == ".parquet":
             check_parquet(path)
             return pd.read_parquet(path)
-        with path.open("rb") as file:
-            has_comment = file.read(len(_COMMENT)) == _COMMENT
-        return pd.read_csv(path, low_memory=False, skiprows=int(has_comment))
+        return pd.read_csv(path, low_memory=False)
     except FileNotFoundError as err:
         raise ConfigError(f"{path} does not exist; give the path of a table") from err
     except pd.errors.EmptyDataError as err:
@@ -69,11 +65,10 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table in the format of the file name's extension; raise as ``replace_file`` does.
-
-    Other programs read it, so that it has no mark of ours: only the same content is written again.
-    """
+    """Write a table, with a column that says whose it is, in the format of the file name's
+    extension; raise as ``replace_file`` does."""
     check_ending(path)
+    frame = frame.assign(**CREATED)
     if path.suffix == ".parquet":
         replace_by(path, lambda file: frame.to_parquet(file, index=False))
     else:
@@ -187,7 +182,7 @@ def _write(
     frame: pd.DataFrame, directory: Path, name: str, what: str, skipped: Sequence[str] = ()
 ) -> Written:
     path = directory / IMPORTED / f"{name}-{what}.csv"
-    replace_file(path, _COMMENT + frame.to_csv(index=False).encode())
+    write_frame(frame, path)
     return Written(path=path, num_rows=len(frame), skipped=tuple(skipped))
 
 

@@ -39,8 +39,9 @@ def pack_model(value: Any) -> bytes:
     """
     writer, file = _Writer(), io.BytesIO()
     text = json.dumps({"value": writer.plain(value), "objects": writer.objects})
+    writer.arrays[CREATED_BY] = np.zeros(0)
     writer.arrays[_REST] = np.frombuffer(text.encode(), dtype=np.uint8)
-    np.savez(file, **writer.arrays, **{CREATED_BY: np.zeros(0)})
+    np.savez(file, **writer.arrays)
     return file.getvalue()
 
 

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 from ...calib.errors import RecordError
 from ...calib.forecast import Ended
 from ...calib.records import LAUNCH, MARKER, RUNS, Action, action_text, iso_time, with_iso_times
+from ...calib.shell import printable_lines
 from ...calib.units import format_time
 from ...calib.workload import Encoded
 from ...hooks.process import is_installed
@@ -531,5 +532,10 @@ def _screen() -> Iterator[Show]:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(auto_refresh=False) as live:
-        yield lambda statuses: live.update(Text("\n".join(text_lines(statuses))), refresh=True)
+    from ..views import console
+
+    # Past the filter of controls, which it draws with: its text is filtered before.
+    with Live(auto_refresh=False, console=console(getattr(sys.stdout, "stream", None))) as live:
+        yield lambda statuses: live.update(
+            Text(printable_lines("\n".join(text_lines(statuses)))), refresh=True
+        )

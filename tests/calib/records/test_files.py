@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_a_link_at_the_place_stays_as_its_target_does(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("the user's")
     (tmp_path / "a.json").symlink_to(target)
-    with pytest.raises(FileExistsError, match="not known to be Forerun's"):
+    with pytest.raises(FileExistsError, match="not written by forerun"):
         replace_file(tmp_path / "a.json", "ours")
     assert target.read_text() == "the user's"
     assert (tmp_path / "a.json").readlink() == target
@@ -62,9 +63,14 @@ def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
 
 
 def test_two_writers_never_share_a_temporary_file(tmp_path: Path) -> None:
-    names = set()
+    names: set[str] = set()
+
+    def write(file: IO[bytes]) -> None:
+        file.write(b"created_by: forerun")
+        names.update(path.name for path in tmp_path.glob(".a.*"))
+
     for _ in range(2):
-        replace_by(tmp_path / "a", lambda _: names.update(p.name for p in tmp_path.glob(".a.*")))
+        replace_by(tmp_path / "a", write)
     assert len(names) == 2
 
 

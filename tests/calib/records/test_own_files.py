@@ -134,7 +134,7 @@ def test_a_torn_last_line_stays_a_line_of_its_own(tmp_path: Path) -> None:
 def test_lines_of_others_are_not_added_to(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(text)
-    with pytest.raises(FileExistsError, match="not known to be Forerun's"):
+    with pytest.raises(FileExistsError, match="not written by forerun"):
         append_line(path, {"a": 1})
     assert path.read_text() == text
 

@@ -117,6 +117,6 @@ def test_no_other_file_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "go.sbatch"
     path.write_text("mine")
     prediction = unmeasured("H100", command=LINE).predict(tokens="1B")
-    with pytest.raises(FileExistsError, match="not known to be Forerun's"):
+    with pytest.raises(FileExistsError, match="not written by forerun"):
         prediction.write_sbatch(path)
     assert path.read_text() == "mine"

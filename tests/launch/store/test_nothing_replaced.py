@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.records import is_ours
 from forerun.launch.cli import main
+from forerun.launch.known.table_files import read_frame
 from forerun.launch.store import PICTURES, Place, Publisher
 from forerun.launch.store.forecast_log import append_end, read_forecasts
 from forerun.launch.store.publishing import FORECASTS, OWNER, PUBLISHED, forecasts_path
@@ -132,16 +133,23 @@ def test_what_is_ours_is_written_again(writer: str, tmp_path: Path) -> None:
     assert ask(writer, home) == (2 if writer == "import log" else 0)
 
 
-def test_a_table_that_we_wrote_is_no_longer_ours_if_its_content_differs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("writer", ["csv", "packed csv", "parquet"])
+def test_a_table_of_ours_is_written_again_and_a_users_with_the_same_columns_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], writer: str
 ) -> None:
     home = inputs(tmp_path)
-    ask("csv", home)
-    table = (home / "out" / "a.csv").read_text()
+    assert ask(writer, home) == 0
+    (path,) = (home / "out").iterdir()
+    table = path.read_bytes()
     (home / "all_reduce_perf.log").write_text(NCCL.replace("50.10", "60.10"))
-    assert ask("csv", home) == 2
-    assert "a.csv: exists and is not known to be Forerun's" in capsys.readouterr().err
-    assert (home / "out" / "a.csv").read_text() == table
+    assert ask(writer, home) == 0 and path.read_bytes() != table
+    frame = read_frame(path).drop(columns="created_by")
+    path.unlink()
+    frame.to_parquet(path) if path.suffix == ".parquet" else frame.to_csv(path, index=False)
+    theirs = path.read_bytes()
+    assert ask(writer, home) == 2
+    assert f"{path.name}: exists and was not written by forerun" in capsys.readouterr().err
+    assert path.read_bytes() == theirs
 
 
 def test_an_imported_table_is_replaced_by_a_newer_one_and_never_a_users(tmp_path: Path) -> None:
@@ -151,7 +159,7 @@ def test_an_imported_table_is_replaced_by_a_newer_one_and_never_a_users(tmp_path
     for count in (2, 4):
         newer.write_text("".join(rows[: count + 1]))
         assert main(["import", "steps", str(newer), "--out", str(out)]) == 0
-        assert is_ours(path) and len(path.read_text().splitlines()) == 1 + 1 + count
+        assert is_ours(path) and len(path.read_text().splitlines()) == 1 + count
     path.write_text("".join(rows[:3]))
     assert main(["import", "steps", str(newer), "--out", str(out)]) == 2
     assert path.read_text() == "".join(rows[:3])
@@ -178,7 +186,7 @@ def test_a_file_that_comes_later_is_left_and_named(tmp_path: Path) -> None:
     put(tmp_path / "report.html", "the user's")
     for name in ("report.html", "answer.json", *PICTURES.values()):
         put(ours.place.path / name, b'{"created_by": "forerun"}')
-    with pytest.raises(Exception, match=r"report.html: .* is not known to be Forerun's"):
+    with pytest.raises(Exception, match=r"report.html: .* was not written by forerun"):
         ours.publish()
     assert (tmp_path / "report.html").read_text() == "the user's"
     assert is_ours(tmp_path / "answer.json") and is_ours(tmp_path / PICTURES["steps"])

@@ -138,7 +138,7 @@ def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixtu
     path = home.parent / "mine.sh"
     path.write_text("echo mine\n")
     assert main(["plan", str(home), "--write", str(path)]) == ExitCode.USAGE
-    assert "mine.sh: exists and is not known" in capsys.readouterr().err
+    assert "mine.sh: exists and was not written" in capsys.readouterr().err
     assert path.read_text() == "echo mine\n"
     other = home.parent / "ours.sh"
     plan_output(capsys, home, "--show", 1, "--write", other)

@@ -50,7 +50,7 @@ def test_a_script_that_a_user_wrote_stays_and_ours_lies_in_the_folder_of_the_lau
     hand.parent.mkdir()
     hand.write_text(HAND)
     launch, path = stopped(home)
-    assert hand.read_text() == HAND and "is not known to be" in launch.err
+    assert hand.read_text() == HAND and "was not written by" in launch.err
     assert path is not None and is_ours(home / path)
     assert (home / path).parent.parent == home / "out" / "runs"
 
