@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from itertools import pairwise
 
 
@@ -29,3 +30,22 @@ def check_ascending(what: str, *values: float | None) -> None:
         chain = " <= ".join(f"{value:g}" for value in known)
         remedy = "record more steps (--calibrate-steps), or longer ones"
         raise CalibrationError(f"{what}: {chain} is impossible; {remedy}")
+
+
+_OTHER_DIR = "choose another --calibrate-dir"
+IN_THE_WAY = (errno.EISDIR, errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOTEMPTY)
+"""Codes of errors in the place of one file, which say nothing of others."""
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), f"free space or {_OTHER_DIR}"),
+    **dict.fromkeys(IN_THE_WAY, f"remove it or {_OTHER_DIR}"),
+    errno.ENOTDIR: f"a file is where a folder of this path belongs: remove it or {_OTHER_DIR}",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"permit writing there or {_OTHER_DIR}"),
+    errno.EFBIG: "raise the limit of file size (ulimit -f)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def unwritable(path: object, err: OSError) -> str:
+    """Return that a file of a run cannot be written, why, and what helps."""
+    reason, remedy = err.strerror or err, _REMEDIES.get(err.errno or 0, _OTHER_DIR)
+    return f"cannot write {path} ({reason}); {remedy}"

@@ -25,6 +25,7 @@ from enum import Enum
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ...calib.errors import unwritable
 from ...calib.records import MARKER, PRIVATE, replace_file, with_iso_times
 from ...calib.shell import printable
 from ...calib.workload import OnAdvice, decode, encode
@@ -402,4 +403,4 @@ class Orders:
             text = json.dumps(with_iso_times(value), indent=1)
             replace_file(path, text + "\n", mode=PRIVATE)
         except OSError as err:
-            _log.warning("[forerun] cannot write %s: %s", path, err.strerror or err)
+            _log.warning("[forerun] %s", unwritable(path, err))

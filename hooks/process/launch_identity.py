@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ...calib.errors import unwritable
 from ...calib.records import LAUNCH, RUNS, replace_file
 from .guard import is_failing
 from .settings import Settings
@@ -187,5 +188,5 @@ class LaunchIdentity:
             try:
                 replace_file(path, json.dumps({"schema": SCHEMA, "launch_id": name}) + "\n")
             except OSError as err:
-                _log.warning("[forerun] cannot write %s: %s", path, err.strerror or err)
+                _log.warning("[forerun] %s", unwritable(path, err))
         self.name = name

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...calib.errors import unwritable
 from ...calib.records import open_owned, pack, replace_file
 from ...calib.workload import (
     MESSAGE_NBYTES,
@@ -199,7 +200,7 @@ class Exchange:
                 with open_owned(path) as file:
                     file.write(text)
             except OSError as err:  # the other ranks' files may be fine
-                self._warn(f"cannot write {path} ({err.strerror or err})")
+                self._warn(unwritable(path, err))
 
     def _settle(self) -> None:
         """Close the open collection, which is as complete as it will be."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ...calib.errors import RecordError
+from ...calib.errors import RecordError, unwritable
 from ...calib.records import (
     SCHEMA,
     CoverageRecord,
@@ -174,14 +174,9 @@ class RecordWriter:
             self._guard.protect(self._exchange.finish)()
 
     def _idle(self) -> None:
-        try:
-            aside = self._bounded.aside() if self._bounded is not None else ""
-            if aside:
-                self._write([aside])
-            if self._file is not None:
-                self._file.flush()
-        except OSError as err:
-            self._give_up(err)
+        aside = self._bounded.aside() if self._bounded is not None else ""
+        self._write([aside] if aside else ())
+        self._flush()
         if self._exchange is not None:
             self._exchange.poll()
         if self._on_idle is not None:
@@ -190,19 +185,16 @@ class RecordWriter:
     def _handle(self, item: Item | None) -> None:
         if self.is_broken:
             return
-        try:
-            if isinstance(item, StepLog):
-                self._window.logs.append(item)
-            elif isinstance(item, WindowEnd):
-                self._write_window(item)
-            elif isinstance(item, RecordingPlan):
-                self._begin(item)
-            elif item is not None:
-                self._write_now(item)
-            else:
-                self._write_rest()
-        except OSError as err:
-            self._give_up(err)
+        if isinstance(item, StepLog):
+            self._window.logs.append(item)
+        elif isinstance(item, WindowEnd):
+            self._write_window(item)
+        elif isinstance(item, RecordingPlan):
+            self._begin(item)
+        elif item is not None:
+            self._write_now(item)
+        else:
+            self._write_rest()
 
     def _begin(self, plan: RecordingPlan) -> None:
         """Set the plan of recording ranks, and write the records that waited for it."""
@@ -235,17 +227,12 @@ class RecordWriter:
         exchange."""
         if self._exchange is None:
             self._write(line_of(r) for log in self._window.logs for r in self._window.of(log))
-        if self._file is not None:
-            self._file.close()
+        self._flush(is_last=True)
 
     def _give_up(self, err: OSError) -> None:
         if not self._is_file_off:
-            _log.warning(
-                "[forerun] recording is off: cannot write %s (%s); free space or choose another "
-                "--calibrate-dir; training goes on",
-                self._path,
-                err.strerror or err,
-            )
+            text = unwritable(self._path, err)
+            _log.warning("[forerun] recording is off: %s; training goes on", text)
         # With an exchange, ranks still send their messages.
         self._is_file_off = True
         if self._exchange is None:
@@ -261,21 +248,31 @@ class RecordWriter:
         header = self._header()
         return self._directory / "records" / header.run_id / f"rank-{header.rank:05d}.jsonl"
 
-    def _open(self) -> IO[str]:
+    def _open(self, header: str) -> IO[str]:
         opened = open_records(self._path)
         self._num_written = opened.seek(0, os.SEEK_END)
         text = io.TextIOWrapper(opened, encoding="utf-8")
-        text.write(line_of(self._header()))
+        text.write(header)
         return text
 
     def _write(self, lines: Iterable[str]) -> None:
         for line in lines:
             if self._is_file_off:
                 return
-            if self._file is None:
-                self._file = self._open()
-            self._num_written += self._file.write(line)
+            header = line_of(self._header()) if self._file is None else ""
+            try:  # what the file raises, not what makes the lines
+                self._file = self._file or self._open(header)
+                self._num_written += self._file.write(line)
+            except OSError as err:
+                self._give_up(err)
             self._keep_pace()
+
+    def _flush(self, *, is_last: bool = False) -> None:
+        try:
+            if self._file is not None:
+                (self._file.close if is_last else self._file.flush)()
+        except OSError as err:
+            self._give_up(err)
 
     def _keep_pace(self) -> None:
         """Release the interpreter every millisecond while training runs."""
@@ -293,9 +290,8 @@ class RecordWriter:
             closing = window.counted(end.record)
             self._write(map(line_of, window.coverage(end.coverage, closing)))
             self._write([line_of(window.summary(closing)), line_of(closing)])
-            if self._file is not None:
-                self._file.flush()
-            if end.on_written is not None:
+            self._flush()
+            if end.on_written is not None and not self._is_file_off:
                 end.on_written()
         if self._bounded is None and self._num_written >= WHOLE_NBYTES:
             self._bound(recording_plan(self._header().world_size))
@@ -304,8 +300,6 @@ class RecordWriter:
         """Write a step's records; an inconsistent step does not affect others."""
         try:
             self._write(map(line_of, window.of(log)))
-        except OSError:
-            raise
         except Exception as err:
             self._guard.fault(err)
             self.num_dropped += 1
@@ -313,12 +307,8 @@ class RecordWriter:
     def _write_bounded(self, end: WindowEnd, window: WindowRecords, bounded: BoundedWindow) -> None:
         header = line_of(self._header())
         closed = bounded.close(window, end.record, end.coverage, header=header)
-        try:
-            self._write(closed.lines)
-            if self._file is not None:
-                self._file.flush()
-        except OSError as err:
-            self._give_up(err)
+        self._write(closed.lines)
+        self._flush()
         if self._exchange is not None:
             self._exchange.hand_over(end.record.window, closed.message, on_complete=end.on_written)
         elif end.on_written is not None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
 from ...calib.arguments import masked_text
+from ...calib.errors import IN_THE_WAY, unwritable
 from ...calib.shell import printable
 from ..store import UnwrittenError
 
 _T = TypeVar("_T")
-_OF_ONE_FILE = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY)
 _MOST_CHARS = 200
 
 
@@ -50,13 +49,13 @@ class WriteGuard:
         """Log one line per reason; for errors specific to one file, one line per file."""
         if isinstance(err, OSError):
             name, reason = str(err.filename or name), err.strerror or type(err).__name__
-            is_of_one = err.errno in _OF_ONE_FILE
-            remedy = f"remove {name}" if is_of_one else "free space"
-            rest = f"{remedy} or choose another --calibrate-dir; answers still appear in this log"
+            is_of_one = err.errno in IN_THE_WAY
+            text = f"{unwritable(name, err)}; answers still appear in this log"
         else:
             reason, is_of_one = f"{type(err).__name__}: {printable(str(err)[:_MOST_CHARS])}", True
             rest = "it is left out and all other answers are written; please report this line"
+            text = f"cannot write {name} ({reason}); {rest}"
         key = (name if is_of_one else "", reason)
         if key not in self._reported:
             self._reported.add(key)
-            log_line(f"cannot write {name} ({reason}); {rest}")
+            log_line(text)

@@ -6,9 +6,11 @@ import io
 import json
 import logging
 import os
+import resource
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +22,7 @@ from forerun.calib.records.record_kinds import (
     CoverageRecord,
     Header,
     OperatorRecord,
+    Record,
     StepRecord,
     WindowRecord,
     to_dict,
@@ -29,6 +32,7 @@ from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording import bounded_window
 from forerun.hooks.recording import writer as writer_module
+from forerun.hooks.recording.flight_recorder import FlightWindow
 from forerun.hooks.recording.writer import RecordWriter, WindowEnd
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog
@@ -171,6 +175,57 @@ def test_a_directory_that_cannot_be_written_switches_recording_off_in_one_line(
     assert writer.is_broken
     assert len(caplog.records) == 1
     assert "recording is off" in caplog.text and "--calibrate-dir" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["a file", "a pipe", "a limit of size"])
+def test_the_remedy_follows_what_the_file_raised(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Freeing space helps against none of these."""
+    target = tmp_path / "out"
+    if kind == "a limit of size":
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    elif kind == "a pipe":
+        os.mkfifo(target)
+    else:
+        target.touch()
+    writer = RecordWriter(target, header, Guard())
+    try:
+        writer.put(step(0))
+        writer.close()
+    finally:
+        if kind == "a limit of size":
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "free space" not in line
+    assert ("ulimit -f" if kind == "a limit of size" else "remove it") in line
+
+
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_what_fails_while_records_are_made_is_no_failure_of_the_file(
+    tmp_path: Path, clock, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    """The step is lost and the fault is said; the window's other records are written."""
+
+    class Broken(FlightWindow):
+        def amend(self, records: Iterable[Record]) -> Iterator[Record]:
+            raise kind("the capture mode of a thread cannot be changed: error 35")
+
+    writer = RecordWriter(tmp_path, header, guard := Guard())
+    log = Recorder(HostStopwatch(clock)).open(StepLog(step=1, window=0, sites=()))
+    log.resolve()
+    written = threading.Event()
+    writer.put(log)
+    writer.put(step(1))
+    writer.put(window_end(on_written=written.set, flight=Broken()))
+    assert written.wait(20)
+    writer.close()
+    types = [r["type"] for r in lines(tmp_path / "records" / "r" / "rank-00000.jsonl")]
+    assert types == ["header", "step", "rank", "window"]
+    assert not writer.is_broken and (guard.num_faults, writer.num_dropped) == (1, 1)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "hook fault" in line and "error 35" in line and "recording is off" not in line
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
