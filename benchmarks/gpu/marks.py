@@ -18,7 +18,7 @@ from forerun.benchmarks.gpu.bench import Bench, timed_event
 from forerun.calib.records import CollectiveRecord, OperatorRecord
 from forerun.calib.workload import Collective, GroupRole, OperatorKind
 from forerun.hooks.process import Guard, Host, WeakHost
-from forerun.hooks.recording import Attribution, capture_safe_dump, find_dump, find_exchange
+from forerun.hooks.recording import Attribution, capture_safe_dump, find_dumps, find_exchange
 from forerun.hooks.sensors import (
     FORWARD,
     MAX_EVENTS,
@@ -273,7 +273,7 @@ def _real_dump(bench: Bench) -> Callable[[], object] | None:
     for _ in range(200):
         dist.all_reduce(value)
     torch.cuda.synchronize()
-    dump = find_dump()
+    dump = next(iter(find_dumps().values()), None)
     return None if dump is None else lambda: f"{len(dump())} bytes"
 
 

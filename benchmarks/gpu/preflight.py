@@ -65,11 +65,13 @@ def _optional_libraries() -> dict[str, Any]:
     """Return the libraries that Forerun looks up by name and silently does without."""
     from dataclasses import asdict
 
+    from torch._C import _distributed_c10d
+
     from forerun.hooks.process import detect_links
-    from forerun.hooks.recording import find_dump, find_exchange
+    from forerun.hooks.recording import find_exchange
 
     return {
         "links": asdict(detect_links()),
         "has_exchange": find_exchange() is not None,
-        "has_dump": find_dump() is not None,
+        "has_dump": hasattr(_distributed_c10d, "_dump_nccl_trace_json"),
     }

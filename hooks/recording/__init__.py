@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         FlightRecorder,
         FlightWindow,
         capture_safe_dump,
-        find_dump,
+        find_dumps,
         find_exchange,
         prepare,
     )

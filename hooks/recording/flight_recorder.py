@@ -1,11 +1,14 @@
-"""PyTorch's flight recorder: collectives called from C++, and durations.
+"""PyTorch's flight recorders: collectives called from C++, and durations.
 
-It is read once per window, outside the training thread, and only if it can add something: a dump
-blocks the interpreter while it writes its text, and queries device events.  It is on by default in
-recent releases (2,000 calls), and has the calls that never pass through Python.  It has durations
-if the user or ``--calibrate-trace=on`` has set ``TORCH_NCCL_ENABLE_TIMING=1`` before the groups
-were created: one more event per collective, which PyTorch cannot switch off afterwards, so nothing
-else here sets it.
+NCCL's first process group and gloo have one each; from torch 2.15 on a hook of the group writes
+those of other backends, NCCL's second one among them.  Only a dump of the first queries a device.
+
+They are read once per window, outside the training thread, and only if they can add something: a
+dump blocks the interpreter while it writes its text.  They are on by default in recent releases
+(2,000 calls), and have the calls that never pass through Python.  They have durations if the user
+or ``--calibrate-trace=on`` has set ``TORCH_NCCL_ENABLE_TIMING=1`` before the groups were created:
+one more event per collective, which PyTorch cannot switch off afterwards, so nothing else here sets
+it.
 
 Querying the device while another thread captures a graph needs care.  CUDA has a capture mode for
 each thread.  In the usual one, ``global``, an event query invalidates a capture that any thread
@@ -19,12 +22,16 @@ import ctypes
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
 
 from ...calib.errors import RecordError
 from ...calib.records import (
@@ -37,7 +44,7 @@ from ...calib.records import (
     with_durations,
 )
 from ...calib.workload import GroupRole
-from ..sensors import GroupRoles
+from ..sensors import GroupRoles, backends
 
 RELAXED = 2
 """``cudaStreamCaptureModeRelaxed`` and ``hipStreamCaptureModeRelaxed``."""
@@ -68,20 +75,10 @@ def _called(function: Any) -> Exchange:
         value = ctypes.c_int(mode)
         code = function(ctypes.byref(value))
         if code != 0:
-            raise OSError(f"the capture mode of a thread cannot be changed: error {code}")
+            raise RuntimeError(f"the capture mode of a thread cannot be changed: error {code}")
         return value.value
 
     return exchange
-
-
-@contextmanager
-def relaxed(exchange: Exchange) -> Iterator[None]:
-    """Context in which queries of this thread do not invalidate a capture of another."""
-    before = exchange(RELAXED)
-    try:
-        yield
-    finally:
-        exchange(before)
 
 
 COLLECTIVES = "collectives"
@@ -96,7 +93,6 @@ _TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_
 """Variables each of which makes PyTorch time its calls."""
 _YES = ("1", "y", "yes", "t", "true")
 _OLD_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
-_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 # PyTorch's ring of calls has fewer steps of any real pipeline.
 MAX_STEPS = 64
 
@@ -115,20 +111,21 @@ class FlightRecorder:
     """Recorder of the time spans of a window's hooked steps, to add durations to their records.
 
     ``unseen`` names collectives that no hook sees, which are then taken from here; ``roles`` are
-    those of process groups.
+    those of process groups; ``find`` returns the recorders' dumps, as ``find_dumps``.
     """
 
     def __init__(
         self,
-        dump: Dump | None = None,
+        find: Callable[[Container[str]], dict[str, Dump | None]] | None = None,
         *,
         unseen: tuple[str, ...] = (),
         roles: GroupRoles | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._unseen = tuple(name for name in unseen if name.startswith(COLLECTIVES))
-        is_wanted = bool(self._unseen) or is_timed(environ)
-        self._dump = (dump or find_dump()) if is_wanted else None
+        self._is_wanted = bool(self._unseen) or is_timed(environ)
+        self._find = find or find_dumps
+        self._dumps: dict[str, Dump | None] = {}
         self._roles = roles or GroupRoles()
         self._begin_ns = self._clock_ns = 0
         self._spans: dict[int, HostSpan] = {}
@@ -140,7 +137,7 @@ class FlightRecorder:
 
     def end_step(self, step: int) -> None:
         """End the step; all of its collectives have been called."""
-        if self._dump is not None:
+        if self._is_wanted:
             while len(self._spans) >= MAX_STEPS:
                 del self._spans[next(iter(self._spans))]
             self._spans[step] = HostSpan(
@@ -148,35 +145,45 @@ class FlightRecorder:
             )
             if self._unseen:
                 self._groups.update(known_groups(self._roles))
+            self._dumps |= self._find(self._dumps)
 
     def close_window(self) -> FlightWindow:
         """Return the data for the hooked steps since the last call."""
         spans, self._spans = self._spans, {}
-        return FlightWindow(self._dump, spans, self._groups, self._unseen)
+        return FlightWindow(self._dumps, spans, self._groups, self._unseen)
 
 
 class FlightWindow:
     """Flight data of one window; dumped once, outside training, when its first records are made.
 
-    ``unseen_names`` are those of collectives that hooks do not see; if empty, all calls are seen.
+    ``dumps`` has that of each backend's recorder, None where there is none.  ``unseen_names`` are
+    those of collectives that hooks do not see; if empty, all calls are seen.
     """
 
     def __init__(
         self,
-        dump: Dump | None = None,
+        dumps: Mapping[str, Dump | None] | None = None,
         spans: Mapping[int, HostSpan] | None = None,
         groups: Mapping[str, KnownGroup] | None = None,
         unseen_names: tuple[str, ...] = (),
     ) -> None:
-        self._dump = dump
+        self._dumps = dumps or {}
         self._spans = spans or {}
         self.groups = groups or {}
         self.unseen_names = unseen_names
-        self._entries: list[FlightEntry] | None = None
+        self._entries: list[list[FlightEntry]] | None = None
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """Remarks for the coverage: backends whose calls from C++ no recorder shows."""
+        names = [name for name, dump in self._dumps.items() if dump is None and self.unseen_names]
+        return tuple(
+            f"collectives of {name} called from C++: unseen, no flight recorder" for name in names
+        )
 
     def amend(self, records: Iterable[Record]) -> Iterator[Record]:
         """Yield the same records, with durations from the flight recorder if it has them."""
-        entries = self._known()
+        entries = sorted(chain(*self._known()), key=lambda entry: entry.created_unix_ns)
         is_timed = any(entry.duration_ns is not None for entry in entries)
         return with_durations(records, entries, self._spans) if is_timed else iter(records)
 
@@ -184,38 +191,34 @@ class FlightWindow:
         """Return the time span of a hooked step."""
         return self._spans.get(step)
 
-    def unseen(self, step: int, called: Iterable[Called]) -> list[FlightEntry]:
+    def unseen(self, span: HostSpan, called: Iterable[Called]) -> list[FlightEntry]:
         """Return calls of a step on known groups that are missing in ``called``, the calls hooks
         saw."""
-        span = self._spans.get(step)
-        if not self.unseen_names or span is None:
-            return []
-        missed_entries = unhooked_entries(self._known(), called, span)
-        return [entry for entry in missed_entries if entry.group in self.groups]
+        seen = list(called)
+        missed = chain(*(unhooked_entries(entries, seen, span) for entries in self._known()))
+        return [entry for entry in missed if entry.group in self.groups]
 
-    def _known(self) -> list[FlightEntry]:
+    def _known(self) -> list[list[FlightEntry]]:
+        """Return the entries of each recorder, whose ring and numbers are its own."""
         if self._entries is None:
-            self._entries = self._read() if self._spans else []
+            dumps = self._dumps.values() if self._spans else ()
+            self._entries = [self._read(dump) for dump in dumps if dump is not None]
         return self._entries
 
-    def _read(self) -> list[FlightEntry]:
-        dumped = self._dump() if self._dump is not None else ""
-        text = dumped.decode() if isinstance(dumped, bytes) else dumped
-        if "duration_ms" not in text and not self.unseen_names:
-            return []
+    def _read(self, dump: Dump) -> list[FlightEntry]:
         try:
+            dumped = dump()
+            text = dumped.decode() if isinstance(dumped, bytes) else dumped
+            if "duration_ms" not in text and not self.unseen_names:
+                return []
             return parse_dump(text)
-        except RecordError as err:
-            _log.warning(
-                "[forerun] %s; times of asynchronous transfers stay upper bounds", str(err)
-            )
+        except (RecordError, RuntimeError) as err:
+            _log.warning("[forerun] %s; times of asynchronous calls stay upper bounds", str(err))
             return []
 
 
 def known_groups(roles: GroupRoles) -> dict[str, KnownGroup]:
     """Return every group of this process by description and name, as records name it."""
-    from torch.distributed import distributed_c10d
-
     groups = {}
     for group, ranks in [*distributed_c10d._world.pg_group_ranks.items()]:
         if not hasattr(group, "group_name"):
@@ -238,17 +241,23 @@ def prepare(environ: MutableMapping[str, str]) -> None:
             environ.setdefault(name, value)
 
 
-def find_dump() -> Dump | None:
-    """Return PyTorch's own dump, preferring NCCL's; None if this build has none."""
-    try:
-        from torch._C import _distributed_c10d as c10d
-    except ImportError:
-        return None
-    functions: list[Any] = [getattr(c10d, name, None) for name in _DUMPS]
-    dump = next((function for function in functions if function is not None), None)
-    if dump is None or not (torch.version.cuda or torch.version.hip):
-        return dump  # without a device no event is queried
-    return capture_safe_dump(dump, find_exchange())
+def find_dumps(known: Container[str] = ()) -> dict[str, Dump | None]:
+    """Return the dump of each backend of this process's groups but the known ones, by name; None
+    where no recorder can be asked."""
+    hooked = getattr(distributed_c10d._world, "pg_flight_recorder_hooks", {})
+    shared_dump = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
+    dumps: dict[str, Dump | None] = {}
+    for group, name, _ in backends():
+        dump = getattr(_distributed_c10d, f"_dump_{name}_trace_json", None)
+        if name in known or name in dumps:
+            continue
+        if dump is not None:
+            dumps[name] = capture_safe_dump(dump, find_exchange())
+        elif group in hooked and shared_dump is not None:
+            dumps[name] = partial(shared_dump, backend=name)
+        else:
+            dumps[name] = shared_dump if name == "gloo" else None
+    return dumps
 
 
 def capture_safe_dump(dump: Dump, exchange: Exchange | None) -> Dump | None:
@@ -257,7 +266,10 @@ def capture_safe_dump(dump: Dump, exchange: Exchange | None) -> Dump | None:
         return None
 
     def dumped() -> str | bytes:
-        with relaxed(exchange):
+        before = exchange(RELAXED)
+        try:
             return dump()
+        finally:
+            exchange(before)
 
     return dumped

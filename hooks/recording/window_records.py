@@ -65,7 +65,7 @@ def add_unseen(log: StepLog, window: FlightWindow) -> list[CollectiveRecord]:
     span = window.span(log.step)
     if not window.unseen_names or span is None:
         return []
-    entries = window.unseen(log.step, _called(log))
+    entries = window.unseen(span, _called(log))
     numbers = [_add(log, entry, window.groups[entry.group]) for entry in entries]
     if log.is_host:
         _put_marks(log, numbers, [_at(entry, span) for entry in entries])
@@ -246,7 +246,7 @@ class WindowRecords:
         time."""
         for known in installed:
             yield replace(known, fired=len(self.fired.get(known.name, ())))
-        remarks = sorted(self.aside)
+        remarks = [*sorted(self.aside), *self.flight.gaps]
         if window.num_dropped:
             remarks.append(f"dropped: {window.num_dropped} marks, and spans that they begin or end")
         for name in remarks:

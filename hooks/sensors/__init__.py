@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .modules import ModuleHooks
     from .optimizer_steps import OptimizerSteps
     from .passes import PassHooks
-    from .process_groups import GroupRoles, ProcessGroupHooks, is_described, was_called
+    from .process_groups import GroupRoles, ProcessGroupHooks, backends, is_described, was_called
     from .recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder, backward_mark
     from .sites import dispatch_methods, find_mixers, transformers_config
     from .step_log import (

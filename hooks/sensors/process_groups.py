@@ -7,13 +7,14 @@ Functional collectives (torch.compile, DTensor) do not pass through them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
+from torch.distributed import distributed_c10d
 
 from ...calib.errors import ConfigError
 from ...calib.workload import Collective, GroupRole, Parallelism
@@ -102,6 +103,7 @@ _GATHER = Payload(Collective.ALL_GATHER, _OUTPUT)
 _SCATTER = Payload(Collective.REDUCE_SCATTER, _INPUT)
 _EXCHANGE = Payload(Collective.ALL_TO_ALL, _INPUT, other=_OUTPUT)
 _REDUCE = Payload(Collective.ALL_REDUCE, 0)
+_COLLECT = Payload(Collective.OTHER, _INPUT)
 _BARRIER = Payload(Collective.OTHER, None)
 
 # torch 2.13 renamed the single-tensor methods; the old names are bound to the same work.
@@ -127,7 +129,7 @@ PAYLOADS: Mapping[str, Payload] = {
     "recv": Payload(Collective.RECV, 0, peer=1),
     "recv_anysource": Payload(Collective.RECV, 0),
     "reduce": Payload(Collective.OTHER, 0),
-    "gather": Payload(Collective.OTHER, _INPUT),
+    **dict.fromkeys(("gather", "gather_single", "gather_into_tensor"), _COLLECT),
     "scatter": Payload(Collective.OTHER, _OUTPUT),
     "barrier": _BARRIER,
     "monitored_barrier": _BARRIER,
@@ -187,11 +189,26 @@ class GroupRoles:
 
     def _has_no_names(self) -> bool:
         if self._is_nameless is None:
-            known = dist.distributed_c10d._world.pg_map
-            names = (getattr(group, "group_desc", "") for group in known)
+            names = (getattr(group, "group_desc", "") for group in distributed_c10d._world.pg_map)
             is_named = any(role_of(name) not in _NAMELESS for name in names)
             self._is_nameless = not (self._roles_by_name or is_named)
         return self._is_nameless
+
+
+def backends() -> Iterator[tuple[Any, str, type]]:
+    """Yield this process's groups, each with name and class of each of its backends."""
+    for group in [*distributed_c10d._world.pg_map]:
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            try:
+                name = backend.name()
+            except Exception:  # a class may have none
+                name = type(backend).__name__
+            yield group, name, type(backend)
+
+
+_BUILT_IN = ("torch._C._distributed_c10d", "torch.distributed.distributed_c10d")
+"""Modules of torch's own groups and backends, all of whose calls and waits can be hooked."""
 
 
 _NAMELESS = (GroupRole.WORLD, GroupRole.OTHER)
@@ -273,6 +290,8 @@ class ProcessGroupHooks:
         self._works: dict[int, tuple[Any, tuple[int, ...]]] = {}
         self._coalesced: list[int] | None = None
         self._is_in_call = False
+        self.remarks: set[str] = set()
+        """Remarks for the coverage: collectives that passed by these hooks."""
         # One wrapper object per name: dynamo rejects one object under two names of torch.
         self._patches = [
             *(
@@ -285,10 +304,15 @@ class ProcessGroupHooks:
         ]
 
     def install(self) -> None:
-        """Replace the methods, unless they are replaced already."""
+        """Replace the methods, unless they are replaced already; note groups with others."""
         if self._is_installed:
             return
         self._is_installed = True
+        groups = map(type, distributed_c10d._world.pg_map)
+        for kind in (*groups, *(kind for *_, kind in backends())):
+            if kind.__module__ not in _BUILT_IN:
+                name = f"{kind.__module__}.{kind.__name__}"
+                self.remarks.add(f"collectives of {name}: own calls, waits unseen")
         for patch in self._patches:
             current_method = vars(patch.owner).get(patch.name)
             if current_method is not patch.original:
@@ -343,6 +367,11 @@ class ProcessGroupHooks:
     ) -> int:
         known = self._groups.get(id(group))
         if known is None:
+            if group not in distributed_c10d._world.pg_group_ranks:
+                self.remarks.add(
+                    "collectives of a group that torch.distributed does not list: unseen"
+                )
+                return NO_TRANSFER
             known = self._groups[id(group)] = _describe(group)
         peer = -1
         if payload.peer is not None and len(values) > payload.peer:

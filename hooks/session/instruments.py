@@ -215,7 +215,8 @@ class Instruments:
             installed[COLLECTIVES] = int(torch.distributed.get_world_size() > 1)
         named = {name: count for name, count in installed.items() if count}
         # Remarks on silent regions, whose operators are counted under their own names.
-        named |= dict.fromkeys((*self._regions.names, *self._remarks), 0)
+        remarks = sorted(self._groups.remarks) if self._groups is not None else ()
+        named |= dict.fromkeys((*self._regions.names, *self._remarks, *remarks), 0)
         if self._is_strange:
             named[_STRANGE] = 0
         if len(self._called) < len(self._modules.sites) and not self._regions.is_graphed:

@@ -38,7 +38,7 @@ def entry(number: int, at_ms: float, size: int, name: str = "gloo:all_reduce", *
 def window(*entries: dict) -> FlightWindow:
     span = HostSpan(begin_ns=UNIX_NS, end_ns=UNIX_NS + 100 * MS, clock_ns=CLOCK_NS)
     return FlightWindow(
-        lambda: json.dumps({"entries": entries}),
+        {"gloo": lambda: json.dumps({"entries": entries})},
         {3: span},
         {"default_pg#0": KnownGroup(GroupRole.DP, (0, 1))},
         (NAME,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from threading import Thread
 
@@ -184,3 +185,57 @@ def test_each_name_has_a_wrapper_of_its_own_and_gets_its_original_back() -> None
     assert len({id(w) for w in wrappers}) == len(wrappers) > 10
     hooks.remove()
     assert dict(vars(ProcessGroup)) == before
+
+
+def test_each_method_that_returns_work_is_hooked() -> None:
+    """The installed torch says which; the end of a batch of calls is hooked apart."""
+    methods = {
+        name
+        for name, method in vars(ProcessGroup).items()
+        if re.search(r"-> .*\bWork$", method.__doc__ or "", re.MULTILINE)
+    }
+    assert methods > {"allreduce", "send"}
+    assert methods - PAYLOADS.keys() <= {"_end_coalescing", "reconfigure"}
+
+
+def test_a_group_that_torch_does_not_list_is_named_and_is_no_fault(
+    group: dist.ProcessGroup,
+) -> None:
+    """As libraries make them that keep their groups to themselves."""
+    store = dist.HashStore()
+    unlisted = dist.ProcessGroup(store, 0, 1)
+    backend = dist.ProcessGroupGloo(store, 0, 1)
+    unlisted._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    with Hooked() as step:
+        for _ in range(4):
+            unlisted.allreduce([torch.ones(3)]).wait()
+        dist.all_reduce(torch.ones(10))
+    assert seen(step.records) == [(Collective.ALL_REDUCE, 40, 0)]
+    assert step.hooks.remarks == {
+        "collectives of a group that torch.distributed does not list: unseen"
+    }
+
+
+class PythonGroup(dist.ProcessGroup):
+    """A group with calls in Python, which pass by those of torch's class."""
+
+    def allreduce(self, *_: object) -> dist.Work:
+        return dist._Work()
+
+    def getBackendName(self) -> str:
+        return "own"
+
+
+def test_groups_that_are_not_torchs_own_are_named(group: dist.ProcessGroup) -> None:
+    name = "own_calls"
+    if name not in dist.Backend.backend_list:
+        dist.Backend.register_backend(
+            name, lambda store, rank, size, _: PythonGroup(rank, size), devices="cpu"
+        )
+    with Hooked() as step:
+        assert step.hooks.remarks == set()
+    group = dist.new_group([0], backend=name)
+    with Hooked() as step:
+        assert group.allreduce([torch.ones(3)]) is not None
+    (remark,) = step.hooks.remarks
+    assert remark == f"collectives of {__name__}.PythonGroup: own calls, waits unseen"
