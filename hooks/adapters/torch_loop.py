@@ -26,6 +26,7 @@ _SAVERS = (
     ("torch.serialization", "_legacy_save"),
     (f"{_CHECKPOINT}.state_dict_saver", "_save_state_dict"),
     (f"{_CHECKPOINT}.staging:DefaultStager", "_stage"),
+    ("torch_checkpointing.checkpoint_manager:CheckpointManager", "save"),
 )
 
 
@@ -106,7 +107,7 @@ class TorchLoop(WatchedTraining):
             lambda: TrainingSetup(
                 optimizer=optimizer,
                 known=FrameworkSettings(cadence=Cadence(train_iters=self._hint.train_iters or 0)),
-                brackets=tuple(_savers()),
+                brackets=tuple(savers()),
             )
         )
         if self._session is None or self._patches is None:
@@ -139,7 +140,7 @@ class TorchLoop(WatchedTraining):
             (self.end_bracket if mode is True else self.begin_bracket)(EVAL)
 
 
-def _savers() -> Iterator[tuple[Any, str, str]]:
+def savers() -> Iterator[tuple[Any, str, str]]:
     """Yield the functions that save, beneath those that users call, pass around and pickle."""
     for place, name in _SAVERS:
         module, _, kind = place.partition(":")

@@ -22,6 +22,7 @@ from ..sensors import OPTIMIZER, OptimizerSteps, register_captured
 from ..session import EVAL, SAVE, FrameworkSettings, Session, new_session
 from .callbacks import TrainingSetup, Watched, WatchedTraining
 from .patches import Patches
+from .torch_loop import savers
 
 _READERS = ("torchtitan.config.manager", "torchtitan.config_manager")
 """Modules that parse a program's arguments, by release; the Trainer is defined by then."""
@@ -127,7 +128,9 @@ class _Training(WatchedTraining):
 
         self._steps = OptimizerSteps(marking(self.begin_phase), marking(self.end_phase))
         # Its ``save`` is called after every step and returns at once in most.
-        brackets = [(type(trainer.checkpointer), "dcp_save", SAVE)]
+        manager = type(trainer.checkpointer)
+        is_dcp = function_at(manager, "dcp_save") is not None  # since 0.3 there is another
+        brackets = [(manager, "dcp_save", SAVE)] if is_dcp else [*savers()]
         validator = getattr(trainer, "validator", None)
         if validator is not None:
             brackets.append((type(validator), "validate", EVAL))

@@ -39,7 +39,33 @@ class CheckpointManager:
         self.num_saved += 1
 
 
-def trainer_class(config_name: str) -> type:
+class Backend:
+    """As ``torch_checkpointing.checkpoint_manager.CheckpointManager``, of release 0.1.1."""
+
+    def __init__(self) -> None:
+        self.num_saved = 0
+
+    def save(self, checkpoint_id: str, checkpoint: Any) -> None:
+        self.num_saved += 1
+
+
+class TorchCheckpointingManager:
+    """That of torchtitan 0.3, which has no ``dcp_save``: another library saves."""
+
+    def __init__(self) -> None:
+        self._manager = Backend()
+
+    @property
+    def num_saved(self) -> int:
+        return self._manager.num_saved
+
+    def save(self, curr_step: int, last_step: bool = False) -> bool:
+        if curr_step == SAVED:
+            self._manager.save(f"step-{curr_step}", {})
+        return curr_step == SAVED
+
+
+def trainer_class(config_name: str, manager: type = CheckpointManager) -> type:
     """A new class for each test: what stands around its methods stays."""
 
     class Trainer:
@@ -48,7 +74,7 @@ def trainer_class(config_name: str) -> type:
             setattr(self, config_name, config)
             self.model_parts = [nn.Linear(4, 1)]
             self.optimizers = torch.optim.SGD(self.model_parts[0].parameters(), lr=0.1)
-            self.checkpointer = CheckpointManager()
+            self.checkpointer = manager()
             self.gradient_accumulation_steps, self.step = 1, 0
 
         def train(self) -> None:
@@ -87,12 +113,27 @@ def steps_of(directory: Path) -> dict[int, StepRecord]:
     return {record.step: record for record in records if isinstance(record, StepRecord)}
 
 
-@pytest.mark.parametrize("config_name", ["config", "job_config"])
+@pytest.mark.parametrize(
+    ("config_name", "manager"),
+    [
+        ("config", CheckpointManager),
+        ("job_config", CheckpointManager),
+        ("config", TorchCheckpointingManager),
+    ],
+)
 def test_a_step_after_which_nothing_was_saved_is_clean(
-    config_name: str, session: Session, tmp_path: Path
+    config_name: str,
+    manager: type,
+    session: Session,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    library: Any = ModuleType("torch_checkpointing.checkpoint_manager")
+    library.CheckpointManager = Backend
+    monkeypatch.setitem(sys.modules, library.__name__, library)
     module: Any = ModuleType("torchtitan.trainer")
-    module.Trainer = trainer_class(config_name)
+    module.Trainer = trainer_class(config_name, manager)
     torchtitan._watch_trainers(session, module)
     trainer = module.Trainer()
     trainer.train()
@@ -100,6 +141,7 @@ def test_a_step_after_which_nothing_was_saved_is_clean(
     assert set(steps) == SEEN and trainer.checkpointer.num_saved == 1
     saved = [number for number, step in steps.items() if StepFlag.SAVED in step.flags]
     assert saved in ([SAVED - 1], [SAVED])
+    assert "no patch at" not in caplog.text
 
 
 def test_a_trainer_of_the_program_itself_is_watched_once_its_arguments_are_read(
