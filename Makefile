@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= quickstart-out
+NEWEST ?= .venv-newest
+NEWEST_OUT ?= newest-out
 GPU_OUT ?= gpu-report-out
 GPU_OPTIONS ?=
 GPU_PYTHON ?= python3
@@ -20,7 +22,7 @@ SIDE_BY_SIDE = -n auto --dist loadfile --no-loadscope-reorder
 PYVERSION = $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
 CONSTRAINED = $(addprefix -c ,$(wildcard constraints-py$(PYVERSION).txt))
 
-.PHONY: setup quickstart test test-all check docs dist bench gpu-report gpu-page clean
+.PHONY: setup quickstart test test-all test-newest check docs dist bench gpu-report gpu-page clean
 
 setup: $(VENV)/.ready
 
@@ -44,6 +46,26 @@ test: setup
 # All there is, before a merge.
 test-all: setup
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
+
+# What hooks meet tomorrow: the newest torch, transformers and Lightning, as pip gives them, in an
+# environment of their own: tests of hooks, real loops over DDP, FSDP2 and frameworks, the quick
+# start.  In 10 minutes on two cores that do nothing else, 3 of them for the environment.
+LOOPS = tests/hooks/adapters/test_adapters.py \
+    tests/recipes/test_loops.py::test_a_loop_is_seen_described_and_answered
+test-newest: $(NEWEST)/.ready
+	$(NEWEST)/bin/python -c 'import torch; print("torch", torch.__version__)'
+	$(NEWEST)/bin/python -m pytest -q -m 'not slow' tests/hooks $(SIDE_BY_SIDE)
+	$(NEWEST)/bin/python -m pytest -q $(LOOPS) $(SIDE_BY_SIDE)
+	rm -rf $(NEWEST_OUT)
+	$(NEWEST)/bin/torchrun --standalone --nproc-per-node 2 recipes/pretrain_gpt.py \
+	    --train-iters 200 --calibrate --calibrate-dir=$(NEWEST_OUT)
+	$(NEWEST)/bin/forerun report $(NEWEST_OUT)
+
+$(NEWEST)/.ready: setup.cfg pyproject.toml
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(NEWEST)/bin/python -m pip install --quiet 'torch>=2.14' -e '.[all,mcore,dev]'
+	touch $@
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -83,4 +105,4 @@ gpu-page: setup
 	$(BIN)/python benchmarks/gpu/judge.py $(GPU_OUT) --out $(GPU_OUT)/report.md
 
 clean:
-	rm -rf $(VENV) $(OUT) bench-out docs-out build dist *.egg-info
+	rm -rf $(VENV) $(NEWEST) $(OUT) $(NEWEST_OUT) bench-out docs-out build dist *.egg-info

@@ -1,0 +1,78 @@
+"""``.ci/run`` in a repository of its own, with a ``make`` that only says what it was asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
+AUTHOR = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b.c"}
+GIT = AUTHOR | {name.replace("AUTHOR", "COMMITTER"): text for name, text in AUTHOR.items()}
+
+
+def run(directory: Path, *words: object, **environ: str) -> str:
+    variables = {"PATH": os.environ["PATH"], "HOME": str(directory), **GIT, **environ}
+    return subprocess.run(
+        [*map(str, words)], cwd=directory, env=variables, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def commit(directory: Path, *names: str) -> None:
+    for name in names:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.read_text() + "x" if path.exists() else "x")
+    run(directory, "git", "add", ".")
+    run(directory, "git", "commit", "--quiet", "--message=x")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    directory = tmp_path / "repository"
+    (directory / ".ci").mkdir(parents=True)
+    (directory / ".ci" / "run").write_text(SCRIPT.read_text())
+    run(directory, "git", "init", "--quiet", "--initial-branch=main")
+    commit(directory, "hooks/one.py", "README.md")
+    make = tmp_path / "bin" / "make"
+    make.parent.mkdir()
+    make.write_text('#!/bin/sh\necho "$@"\n')
+    make.chmod(0o755)
+    return directory
+
+
+def targets(repository: Path, **environ: str) -> list[str]:
+    """Return what ``make`` was asked for, and what else was said."""
+    path = f"{repository.parent / 'bin'}:{os.environ['PATH']}"
+    return run(repository, "bash", ".ci/run", PATH=path, **environ).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("changed", "environ", "is_run"),
+    [
+        ("hooks/one.py", {}, True),
+        ("README.md", {}, False),
+        ("README.md", {"FORERUN_NEWEST": "1"}, True),
+    ],
+)
+def test_the_newest_torch_is_tried_where_hooks_changed_or_it_is_asked_for(
+    repository: Path, changed: str, environ: dict[str, str], is_run: bool
+) -> None:
+    commit(repository, changed)
+    *others, last = targets(repository, **environ)
+    assert others[:2] == ["setup", "check"] and "test-newest" not in others
+    assert (last == "test-newest") is is_run
+    assert is_run or "FORERUN_NEWEST=1" in last
+
+
+def test_a_branch_is_held_against_what_it_began_from(repository: Path) -> None:
+    run(repository, "git", "update-ref", "refs/remotes/origin/main", "HEAD")
+    commit(repository, "hooks/one.py")
+    commit(repository, "README.md")
+    assert targets(repository)[-1] == "test-newest"
+
+
+def test_without_an_earlier_commit_to_compare_with_it_is_tried(repository: Path) -> None:
+    assert targets(repository)[-1] == "test-newest"
