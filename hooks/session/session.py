@@ -299,7 +299,8 @@ class Session:
         self._collections.end()
         self._ledger.end_window(self._fitting.instruments)
         self._fitting.drop()
-        self._orders.listen()
+        if not self._is_finished:  # from Python 3.12 on no thread starts while a process ends
+            self._orders.listen()
 
     def _drain(self, step_s: float = math.inf) -> None:
         self._ledger.drain(step_s=step_s, is_end_deferred=self._tracing.is_reading)

@@ -155,6 +155,23 @@ def test_a_window_that_training_cuts_short_is_closed_and_written(tmp_path: Path)
     assert not any(known.installed for known in records(tmp_path, CoverageRecord))
 
 
+def test_the_end_starts_no_thread_which_python_may_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 3.12 on none starts while the process ends; what comes after is then lost."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if loop.run._session._is_finished:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    loop = Loop(tmp_path, steps=4, every=10)
+    loop.train(NUM_WARMUP_STEPS + 2)
+    assert [w.num_faults for w in records(tmp_path, WindowRecord)] == [0]
+
+
 def test_every_opens_a_second_window(tmp_path: Path) -> None:
     Loop(tmp_path, steps=4, every=10).train(16)
     assert [w.window for w in records(tmp_path, WindowRecord)] == [0, 1]
