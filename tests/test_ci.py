@@ -74,5 +74,14 @@ def test_a_branch_is_held_against_what_it_began_from(repository: Path) -> None:
     assert targets(repository)[-1] == "test-newest"
 
 
+def test_the_main_branch_is_held_against_a_day_ago(repository: Path) -> None:
+    before = {f"GIT_{who}_DATE": "2026-01-01T00:00:00Z" for who in ("AUTHOR", "COMMITTER")}
+    run(repository, "git", "commit", "--quiet", "--amend", "--no-edit", **before)
+    commit(repository, "hooks/one.py")
+    commit(repository, "README.md")
+    run(repository, "git", "update-ref", "refs/remotes/origin/main", "HEAD")
+    assert targets(repository)[-1] == "test-newest"
+
+
 def test_without_an_earlier_commit_to_compare_with_it_is_tried(repository: Path) -> None:
     assert targets(repository)[-1] == "test-newest"
