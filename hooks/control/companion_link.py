@@ -33,32 +33,15 @@ _SEND_BUFFER_NBYTES = 1 << 19
 """Socket buffer for events and settings that the companion has not read yet."""
 _MOST_LATE = 16
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
-_WORKER_NAMES = frozenset(
-    {
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "FORERUN_CALIBRATE",
-    }
-)
-_PYTHON_NAMES = frozenset(
-    {
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "PYTHONPLATLIBDIR",
-        "PYTHONUSERBASE",
-        "PYTHONNOUSERSITE",
-        "PYTHONSAFEPATH",
-        # They say where the user allows bytecode to be written.
-        "PYTHONDONTWRITEBYTECODE",
-        "PYTHONPYCACHEPREFIX",
-    }
-)
+_WORKER_NAMES = frozenset({
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
+    "MASTER_ADDR", "MASTER_PORT", "FORERUN_CALIBRATE",
+})  # fmt: skip
+# The last two say where the user allows bytecode to be written.
+_PYTHON_NAMES = frozenset({
+    "PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONUSERBASE", "PYTHONNOUSERSITE",
+    "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX",
+})  # fmt: skip
 
 
 def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
