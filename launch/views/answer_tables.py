@@ -25,6 +25,7 @@ from ...calib.forecast import RemainingRun, RemainingRunCost, WholeRun, remainin
 from ...calib.memory import Verdict
 from ...calib.records import MARKUP_COMMENT
 from ...calib.search import layout_label
+from ...calib.shell import printable
 from ...calib.timeline import PART_TEXTS
 from ...calib.units import TERA, format_count, format_frac, format_time
 from ...calib.workload import RunConfig
@@ -82,12 +83,14 @@ def tables_of(answer: Answer) -> list[ReportTable]:
 def notes_of(answer: Answer) -> list[str]:
     """Return the notes below the tables, one sentence each."""
     model_notes = [] if answer.modelled is None else _notes(answer, answer.modelled)
-    return [*model_notes, *(f"Problem: {problem}" for problem in answer.problems)]
+    problems = (f"Problem: {problem}" for problem in answer.problems)
+    return [printable(note) for note in (*model_notes, *problems)]
 
 
 def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
     """Return the report as Markdown, pictures first."""
-    lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {answer.device}.", "", "```"]
+    whose = printable(f"Run `{answer.run_id}`, {answer.device}.")
+    lines = ["# Forerun report", "", whose, "", "```"]
     lines += [*answer.transcript, "```", ""]
     for path, (title, text) in pictures.items():
         lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]

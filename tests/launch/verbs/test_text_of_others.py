@@ -146,6 +146,21 @@ def pairs(home: Path) -> list[tuple[str, str]]:
     ]
 
 
+def test_the_run_of_a_foreign_record_is_named_on_one_line(
+    calibrated: Path, tmp_path: Path, capsys_text: Capsys
+) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(calibrated, home)
+    (path,) = home.glob("records/*/rank-00001.jsonl")
+    lines = [json.dumps(with_evil(value, "run_id")) for value in values_of(path)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    capsys_text.read()
+    main(["report", str(home)])
+    written = capsys_text.read()
+    assert "belongs to run " in written and is_plain(written)
+    assert not any(line.startswith("PWN") for line in written.splitlines())
+
+
 @pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
