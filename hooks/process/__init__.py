@@ -82,7 +82,15 @@ if TYPE_CHECKING:
         RankInfo,
         Settings,
     )
-    from .stand_ins import eager, function_at, is_stood_in, pass_over_package, places_of, stand_in
+    from .stand_ins import (
+        StandIns,
+        eager,
+        function_at,
+        is_stood_in,
+        pass_over_package,
+        places_of,
+        stand_in,
+    )
     from .stopping import should_stop
     from .votes import LATE, YES, StoreLink, Votes, find_link, read_values, refusal_reason
 

@@ -42,6 +42,34 @@ def calls_through(function: _F) -> _F:
     return function
 
 
+class StandIns:
+    """Stand-ins for attributes of modules and classes, until ``remove``."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[Any, str, Any, Any]] = []
+
+    def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Replace an attribute that is ``owner``'s own, once, by ``wrap`` of it."""
+        original = vars(owner).get(name)
+        is_put = any(owner is saved[0] and name == saved[1] for saved in self._saved)
+        if original is not None and not is_put:
+            ours = stand_in(original, wrap(original))
+            self._saved.append((owner, name, original, ours))
+            _set(owner, name, ours)
+
+    def remove(self) -> None:
+        """Restore the originals, except those that someone else has replaced meanwhile."""
+        while self._saved:
+            owner, name, original, ours = self._saved.pop()
+            if vars(owner).get(name) is ours:
+                _set(owner, name, original)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    # A metaclass may have a method of its own for this.
+    (type.__setattr__ if issubclass(type(owner), type) else setattr)(owner, name, value)
+
+
 def is_stood_in(function: Any) -> bool:
     """Return True for a stand-in of ours, or a wrapper that another has put around one."""
     return _OURS in contents(function)

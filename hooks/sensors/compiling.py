@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..process import Guard, stand_in, when_imported
+from ..process import Guard, StandIns, when_imported
 from .recorder import Recorder
 
 _COMPILER = "torch._dynamo"
@@ -70,12 +70,11 @@ class StallHooks:
         self._recorder = recorder
         self._begin = guard.protect(self._begin_at)
         self._end = guard.protect(recorder.end_stall)
-        self._saved: list[tuple[Any, str, Any, Any]] = []
+        self._stand_ins = StandIns()
+        self.remove = self._stand_ins.remove
 
     def install(self) -> None:
         """Install them; events are only covered if marks are a device's."""
-        if self._saved:
-            return
         functional = sys.modules.get(_FUNCTIONAL)
         if functional is not None and not _has_compiled():
             self._put(functional, _WAIT, lambda *_, **__: self._begin(None))
@@ -83,18 +82,7 @@ class StallHooks:
             self._put(torch.cuda.Event, _NAME, self._begin_for)
 
     def _put(self, owner: Any, name: str, begin: Callable[..., Any]) -> None:
-        original = vars(owner).get(name)
-        if original is not None:
-            ours = self._wrap(original, begin)
-            self._saved.append((owner, name, original, ours))
-            setattr(owner, name, ours)
-
-    def remove(self) -> None:
-        """Restore the originals, except those that someone else has replaced meanwhile."""
-        while self._saved:
-            owner, name, original, ours = self._saved.pop()
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
+        self._stand_ins.put(owner, name, lambda original: self._wrap(original, begin))
 
     def _wrap(self, original: Any, begin: Callable[..., Any]) -> Any:
         def wait(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +93,7 @@ class StallHooks:
                 if is_begun:
                     self._end()
 
-        return stand_in(original, wait)
+        return wait
 
     def _begin_for(self, event: Any, stream: Any = None) -> bool | None:
         return self._begin(stream)

@@ -16,11 +16,12 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
-from ..process import Guard, classes, stand_in
+from ..process import Guard, StandIns, classes
 from .captured import is_being_compiled
 
 _NAME = "_call_impl"
@@ -64,24 +65,24 @@ class ModuleCalls:
     def __init__(self) -> None:
         self._watched: dict[object, dict[int, Entry]] = {}
         self._entries: dict[int, Entry] = {}
-        self._original: Callable[..., Any] | None = None
-        self._ours: Callable[..., Any] | None = None
+        self._stand_ins = StandIns()
         self._num_changes = 0
 
     def watch(self, owner: object, entries: dict[int, Entry]) -> None:
         """Watch these modules for ``owner``; the first owner is the outermost."""
         if entries:
+            self._num_changes += not self._watched
             self._watched[owner] = entries
             self._join()
-            if self._ours is None:
-                self._install()
+            self._stand_ins.put(_Module, _NAME, partial(wrap_calls, entries=self._entries))
 
     def unwatch(self, owner: object) -> None:
         """Stop watching for ``owner``."""
         if self._watched.pop(owner, None) is not None:
             self._join()
-            if not self._watched:
-                self._remove()
+            if not self._watched and self._num_changes < MOST_CHANGES:
+                self._stand_ins.remove()
+                self._entries = {}  # a stand-in that someone else has wrapped keeps none
 
     def _join(self) -> None:
         self._entries.clear()
@@ -91,25 +92,9 @@ class ModuleCalls:
             self._entries.update(entries)
             self._entries.update(both)
 
-    def _install(self) -> None:
-        self._num_changes += 1
-        self._original = original = vars(_Module)[_NAME]
-        self._ours = wrap_calls(original, self._entries)
-        setattr(_Module, _NAME, self._ours)
-
-    def _remove(self) -> None:
-        """Restore the original, unless someone else has replaced ours meanwhile; ours then has no
-        entries."""
-        if self._num_changes >= MOST_CHANGES:
-            return
-        ours, self._ours = self._ours, None
-        self._entries = {}
-        if ours is not None and vars(_Module).get(_NAME) is ours:
-            setattr(_Module, _NAME, self._original)
-
 
 def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Callable[..., Any]:
-    """Return a stand-in for a method that watches calls on the objects of these entries."""
+    """Return a function for ``stand_in`` that watches a method of the objects of these entries."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         entry = entries.get(id(self))
@@ -134,7 +119,7 @@ def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Calla
             guard.fault(err)
         return output
 
-    return stand_in(original, call)
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +162,8 @@ class Methods:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._entries: dict[tuple[type, str], dict[int, Entry]] = {}
-        self._saved: list[tuple[type, str, Any, Any]] = []
+        self._stand_ins = StandIns()
+        self.remove = self._stand_ins.remove
 
     def add(self, owner: Any, name: str, watch: Watch) -> None:
         """Watch a method of an object in the class that defines it."""
@@ -187,17 +173,5 @@ class Methods:
 
     def install(self) -> None:
         """Install the stand-ins, unless they are installed already."""
-        if self._saved:
-            return
         for (home, name), entries in self._entries.items():
-            original = vars(home)[name]
-            ours = wrap_calls(original, entries)
-            self._saved.append((home, name, original, ours))
-            type.__setattr__(home, name, ours)
-
-    def remove(self) -> None:
-        """Restore the originals, except those that someone else has replaced meanwhile."""
-        while self._saved:
-            home, name, original, ours = self._saved.pop()
-            if vars(home).get(name) is ours:
-                type.__setattr__(home, name, original)
+            self._stand_ins.put(home, name, partial(wrap_calls, entries=entries))

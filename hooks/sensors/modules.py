@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ...calib.workload import OperatorKind
-from ..process import Guard, attribute, class_names, module_name, stand_in
+from ..process import Guard, StandIns, attribute, class_names, module_name
 from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
 from .sites import FORWARD, find_places, find_unhookable, unhookable_reason
@@ -397,31 +397,20 @@ class ParameterGatherHooks:
         self._go_on = guard.protect(recorder.end_pause)
         self._spans: dict[int, int] = {}
         self._given: dict[int, tuple[Any, Any]] = {}
-        self._saved: list[tuple[type, str, Any, Any]] = []
+        self._stand_ins = StandIns()
 
     def install(self) -> None:
         """Install them if FSDP2 is imported."""
         home = next((m for m in map(sys.modules.get, _HOMES) if m is not None), None)
         owner = vars(home).get(_CLASS) if home is not None else None
-        if owner is None or self._saved:
-            return
-        self._put(owner, _BEFORE, self._beginning)
-        for name in _BETWEEN:
-            self._put(owner, name, self._pausing)
-
-    def _put(self, owner: type, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = vars(owner).get(name)
-        if original is not None:
-            ours = wrap(original)
-            self._saved.append((owner, name, original, ours))
-            setattr(owner, name, ours)
+        if owner is not None:
+            self._stand_ins.put(owner, _BEFORE, self._beginning)
+            for name in _BETWEEN:
+                self._stand_ins.put(owner, name, self._pausing)
 
     def remove(self) -> None:
-        """Restore the originals, except those that someone else has replaced meanwhile."""
-        while self._saved:
-            owner, name, original, ours = self._saved.pop()
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
+        """Remove them, and forget the running calls."""
+        self._stand_ins.remove()
         self._spans.clear()
         self._given.clear()
 
@@ -441,7 +430,7 @@ class ParameterGatherHooks:
             self._restart_span(module, given)
             return given
 
-        return stand_in(original, pre_forward)
+        return pre_forward
 
     def _pausing(self, original: Any) -> Any:
         def between(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -452,7 +441,7 @@ class ParameterGatherHooks:
                 if is_paused:
                     self._go_on()
 
-        return stand_in(original, between)
+        return between
 
     def _on_gathered(self, module: Any, given: Any) -> None:
         span = self._spans.get(id(module))

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..process import eager, stand_in
+from ..process import StandIns, eager
 
 Note = Callable[[Any], object]
 _Label: Any = torch.autograd.profiler.record_function
@@ -38,7 +38,8 @@ class OptimizerSteps:
         self._handles: list[Any] = []
         if _END in vars(_Optimizer) and _LABEL in vars(_Label):
             _WATCHING.append(self)
-            _STAND_INS.install()
+            _STAND_INS.put(_Label, _LABEL, _labelling)
+            _STAND_INS.put(_Optimizer, _END, _ending)
         else:
             self._handles = [
                 register_optimizer_step_pre_hook(eager(before)),
@@ -53,31 +54,6 @@ class OptimizerSteps:
             _WATCHING.remove(self)
         if not _WATCHING:
             _STAND_INS.remove()
-
-
-class _StandIns:
-    """The two stand-ins of this process."""
-
-    def __init__(self) -> None:
-        self._saved: list[tuple[Any, str, Any, Any]] = []
-
-    def install(self) -> None:
-        if not self._saved:
-            self._put(_Label, _LABEL, _labelling)
-            self._put(_Optimizer, _END, _ending)
-
-    def remove(self) -> None:
-        """Remove them; one that someone else has wrapped stays and passes calls through."""
-        while self._saved:
-            owner, name, original, ours = self._saved.pop()
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-
-    def _put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = vars(owner)[name]
-        ours = stand_in(original, wrap(original))
-        self._saved.append((owner, name, original, ours))
-        setattr(owner, name, ours)
 
 
 def _labelling(original: Any) -> Any:
@@ -103,4 +79,4 @@ def _ending(original: Any) -> Any:
 
 
 _WATCHING: list[OptimizerSteps] = []
-_STAND_INS = _StandIns()
+_STAND_INS = StandIns()

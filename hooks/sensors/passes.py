@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..process import Guard, live_objects, references, stand_in
+from ..process import Guard, StandIns, live_objects, references
 from .module_calls import CALLS, entries_of
 from .recorder import BACKWARD, FORWARD, Recorder
 
@@ -44,26 +44,20 @@ class PassHooks:
         self._drop_marks = guard.protect(drop_marks)
         self.enter, self.leave = guard.protect(self._enter), guard.protect(self._leave)
         self._depth = {FORWARD: 0, BACKWARD: 0}
-        self._saved: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        self._stand_ins = StandIns()
 
     def install(self) -> None:
         """Watch the modules and wrap the engine's function."""
-        original = vars(torch.autograd).get(_ENGINE)
-        if self._saved is not None or original is None:
-            return
         watch = ForwardPass(self)
         modules = ((module, watch) for module in live_objects(self._modules))
         CALLS.watch(self, entries_of(modules, self._guard))
-        self._saved = original, self._wrap(original, is_phase=bool(self._modules))
-        setattr(torch.autograd, _ENGINE, self._saved[1])
+        self._stand_ins.put(torch.autograd, _ENGINE, self._wrap)
 
     def remove(self) -> None:
         """Remove all hooks, except an engine wrapper that someone else has wrapped meanwhile."""
         CALLS.unwatch(self)
         self._depth = {FORWARD: 0, BACKWARD: 0}
-        saved, self._saved = self._saved, None
-        if saved is not None and vars(torch.autograd).get(_ENGINE) is saved[1]:
-            setattr(torch.autograd, _ENGINE, saved[0])
+        self._stand_ins.remove()
 
     def _enter(self, name: str) -> None:
         """Begin a pass, or a nested one.
@@ -81,7 +75,9 @@ class PassHooks:
         if self._depth[name] == 0:
             self._end(name)
 
-    def _wrap(self, original: Callable[..., Any], *, is_phase: bool) -> Callable[..., Any]:
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        is_phase = bool(self._modules)
+
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if getattr(sys.modules.get(_COMPILED), "compiled_autograd_enabled", False):
                 self._drop_marks()
@@ -93,7 +89,7 @@ class PassHooks:
             finally:
                 self.leave(BACKWARD)
 
-        return stand_in(original, run_backward)
+        return run_backward
 
 
 class ForwardPass:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-from ..process import Guard, Reference, attribute, reference, stand_in
+from ..process import Guard, Reference, StandIns, attribute, reference
 from .recorder import Recorder
 
 
@@ -60,7 +60,7 @@ class TimerHooks:
         self._kinds: set[type] = set()
         self._names: dict[int, str] = {}
         self._timers: dict[int, Reference] = {}
-        self._saved: list[tuple[type, str, Any, Any]] = []
+        self._stand_ins = StandIns()
         self._planted: list[tuple[Reference, str, PlantedTimers]] = []
 
     @property
@@ -87,22 +87,15 @@ class TimerHooks:
             owner = find()
             if owner is not None and attribute(owner, name) is planted:
                 setattr(owner, name, None)
-        while self._saved:
-            home, name, original, ours = self._saved.pop()
-            if vars(home).get(name) is ours:
-                type.__setattr__(home, name, original)
+        self._stand_ins.remove()
         self._timers.clear()
         self._names.clear()
         self._kinds.clear()
 
     def _cover(self, kind: type, name: str, wrap: Callable[[Any], Any]) -> None:
         home = next((cls for cls in kind.__mro__ if name in vars(cls)), object)
-        original = vars(home)[name] if home is not object else None
-        is_covered = any(home is saved[0] and name == saved[1] for saved in self._saved)
-        if type(original) is FunctionType and not is_covered:
-            ours = stand_in(original, wrap(original))
-            self._saved.append((home, name, original, ours))
-            type.__setattr__(home, name, ours)
+        if home is not object and type(vars(home)[name]) is FunctionType:
+            self._stand_ins.put(home, name, wrap)
 
     def _naming(self, original: Any) -> Any:
         """Wrap the call that returns a timer; all names above the log level share one."""

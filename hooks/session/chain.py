@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...calib.workload import GroupRole
 from ..process import attribute, class_names, contents, direct_weights, tree, weights
 from ..sensors import is_compiled
+from .devices import sharded_groups
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
 _UNSEEN_COMPILED = "collectives through torch.compile"
@@ -153,11 +154,7 @@ def _mesh_infos(module: Any) -> tuple[Any, ...]:
     The mesh of the parameters themselves is unsuitable: DTensor deduplicates equal meshes, even if
     their groups differ.
     """
-    find = attribute(module, "_get_fsdp_state")
-    state = find(module) if find is not None else None
-    several = getattr(state, "_fsdp_param_groups", None)
-    groups = several if several is not None else [getattr(state, "_fsdp_param_group", None)]
-    return tuple(group.mesh_info for group in groups if group is not None)
+    return tuple(group.mesh_info for group in sharded_groups(module))
 
 
 def is_sharded(chain: Iterable[nn.Module]) -> bool:

@@ -31,11 +31,11 @@ from ..process import (
     Guard,
     Host,
     Reference,
+    StandIns,
     contents,
     live_objects,
     reference,
     references,
-    stand_in,
 )
 from .chain import is_split
 from .first_step import FirstStep, FrameworkSettings, batch_shape
@@ -85,16 +85,15 @@ class DataWatch:
 
     def __init__(self, guard: Guard) -> None:
         self._note, self._note_end = guard.protect(self._draw), guard.protect(self._end_pass)
-        self._saved: tuple[Any, Callable[..., Any]] | None = None
+        self._stand_ins = StandIns()
         self._loaders: dict[tuple[int, int], _Loader] = {}
         self._num_steps = 0
 
     def install(self) -> None:
         """Wrap the method, unless it is wrapped already."""
-        owner = _iterators()
-        original = vars(owner).get(_NEXT)
-        if self._saved is not None or original is None:
-            return
+        self._stand_ins.put(_iterators(), _NEXT, self._following)
+
+    def _following(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         note, note_end = self._note, self._note_end
 
         def following(iterator: Any) -> Any:
@@ -106,14 +105,11 @@ class DataWatch:
             note(iterator, batch)
             return batch
 
-        self._saved = original, stand_in(original, following)
-        setattr(owner, _NEXT, self._saved[1])
+        return following
 
     def remove(self) -> None:
         """Restore the method, unless someone else has replaced it meanwhile."""
-        saved, self._saved = self._saved, None
-        if saved is not None and vars(_iterators()).get(_NEXT) is saved[1]:
-            setattr(_iterators(), _NEXT, saved[0])
+        self._stand_ins.remove()
         self._loaders = {}
 
     @property

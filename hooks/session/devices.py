@@ -107,12 +107,13 @@ def _offloaded(models: Iterable[torch.nn.Module]) -> Iterator[torch.device]:
             if attribute(policy, "offload_params") is True:
                 yield torch.device(attribute(module, "compute_device", _HOST))
         elif "FSDPModule" in names:
-            for group in _groups(module):
+            for group in sharded_groups(module):
                 if "CPUOffloadPolicy" in class_names(attribute(group, "offload_policy")):
                     yield torch.device(attribute(group, "device", _HOST))
 
 
-def _groups(module: Any) -> tuple[Any, ...]:
+def sharded_groups(module: Any) -> tuple[Any, ...]:
+    """Return FSDP2's groups of the parameters that it gathers with a module."""
     find = attribute(module, "_get_fsdp_state")
     state = find(module) if find is not None else None
     several = getattr(state, "_fsdp_param_groups", None)
