@@ -11,7 +11,7 @@ from typing import Any
 
 from ...calib.arguments import from_namespace
 from ...calib.workload import Attention, RunConfig
-from ..process import CadenceHint, attribute, class_names, classes, tree, weights
+from ..process import CadenceHint, attribute, class_names, classes, environ_number, tree, weights
 from ..sensors import find_mixers
 
 # Megatron nests three (data parallel, precision, virtual stage); a wrapper of itself must end.
@@ -76,7 +76,8 @@ def place() -> dict[str, Any]:
 
 def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
     """Return the config with the run's device and framework, and the launched ranks per node."""
-    per_node = config.parallelism.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
+    local_size = environ_number(os.environ, ("LOCAL_WORLD_SIZE",), 0)
+    per_node = config.parallelism.ranks_per_node or local_size
     parallelism = replace(config.parallelism, ranks_per_node=per_node)
     return replace(config, device=device, framework=framework, parallelism=parallelism)
 

@@ -26,6 +26,7 @@ from ..process import (
     LaunchIdentity,
     LaunchNote,
     Settings,
+    environ_number,
     host_run,
     no_live_answers_message,
 )
@@ -171,7 +172,7 @@ def companion_settings(settings: Settings, *, has_host_wandb: bool) -> Companion
     return CompanionSettings(
         settings=replace(settings, host_argv=masked_arguments(settings.host_argv)),
         started_unix_s=time.time(),
-        num_restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        num_restarts=environ_number(os.environ, ("TORCHELASTIC_RESTART_COUNT",), 0),
         has_host_wandb=has_host_wandb,
         host_tensorboard=event_folder(),
         has_host_trainjob=reports_to_trainjob(),

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         CompanionSettings,
         RankInfo,
         Settings,
+        environ_number,
     )
     from .stand_ins import (
         StandIns,

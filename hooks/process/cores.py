@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from .guard import THREAD_NAME_PREFIX
 from .interpreter import COMPANION
-from .settings import LOCAL_RANKS, LOCAL_SIZES
+from .settings import LOCAL_RANKS, LOCAL_SIZES, environ_number
 
 PROC = Path("/proc")
 _GRANTED = ("SLURM_CPUS_ON_NODE", "NCPUS")
@@ -63,9 +63,7 @@ def spare_cores(given: Set[int], ranks: Iterable[Set[int]], others: Iterable[Set
 
 def _spare_here(environ: Mapping[str, str]) -> set[int]:
     launcher = os.getppid()
-    num_ranks = int(
-        next((size_text for name in LOCAL_SIZES if (size_text := environ.get(name))), "0")
-    )
+    num_ranks = environ_number(environ, LOCAL_SIZES, 0)
     # 0: the launcher is outside this container, and pid 0 would mean the calling thread.
     if launcher == 0 or num_ranks < 1:
         return set()
@@ -82,7 +80,8 @@ def _spare_here(environ: Mapping[str, str]) -> set[int]:
 
 def _are_granted(num_cores: int, environ: Mapping[str, str]) -> bool:
     """Return False if the job has fewer cores than it can reach: the rest may be another job's."""
-    return all(num_cores <= int(environ[name]) for name in _GRANTED if environ.get(name))
+    stated = [environ_number(environ, [name], 0) for name in _GRANTED if environ.get(name)]
+    return all(num_cores <= number for number in stated)
 
 
 def _children(pid: int) -> Iterator[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ...calib.records import StatedNodes
 from ...calib.workload import RunOptions
 
+_log = logging.getLogger(__name__)
 RESTART_WINDOWS = 1000
 """Stride of window numbers between loops begun in the same process: each counts from a multiple."""
 
@@ -16,6 +19,16 @@ LOCAL_SIZES = (
     "SLURM_NTASKS_PER_NODE",
 )
 """Variables of local rank and size in torchrun, Open MPI, MPICH and Intel MPI, and Slurm."""
+
+
+def environ_number(environ: Mapping[str, str], names: Iterable[str], default: int) -> int:
+    """Return the first of these variables that is a whole number; any other text is reported."""
+    for name in names:
+        if (text := environ.get(name, "")).isascii() and text.isdecimal():
+            return int(text)
+        if text:
+            _log.warning("[forerun] %s=%.40r is no whole number, and is ignored", name, text)
+    return default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from ..process import (
     RankInfo,
     Settings,
     companion_command,
+    environ_number,
     param_groups,
 )
 from ..sensors import OPTIMIZER, OptimizerSteps
@@ -238,12 +239,6 @@ def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:
     return bool(num_replicas(known)) or is_self_described(known)
 
 
-def _integer_from_environ(names: Iterable[str], default: int) -> int:
-    """Return the first of these variables that is a whole number."""
-    texts = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in texts if text.isascii() and text.isdecimal()), default)
-
-
 def current_rank() -> RankInfo:
     """Return this process's ranks from ``torch.distributed``, else those of a single process."""
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -256,6 +251,7 @@ def current_rank() -> RankInfo:
             run_id=f"attached-{time.time_ns()}",
         )
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    local_size = environ_number(os.environ, LOCAL_SIZES, world_size)
     launch = [
         os.environ.get(name, "0")
         for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
@@ -263,7 +259,7 @@ def current_rank() -> RankInfo:
     return RankInfo(
         rank=rank,
         world_size=world_size,
-        local_rank=_integer_from_environ(LOCAL_RANKS, rank),
-        local_world_size=max(1, min(_integer_from_environ(LOCAL_SIZES, world_size), world_size)),
+        local_rank=environ_number(os.environ, LOCAL_RANKS, rank),
+        local_world_size=max(1, min(local_size, world_size)),
         run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),
     )

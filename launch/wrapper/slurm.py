@@ -71,6 +71,8 @@ def from_environment(environ: Mapping[str, str], job_id: str) -> Allocation | No
         start, end = (float(environ[f"SLURM_JOB_{edge}_TIME"]) for edge in ("START", "END"))
     except (KeyError, ValueError):
         return None
+    if not math.isfinite(start):
+        return None
     limit = end if start < end < start + _YEAR_S else None
     source = "SLURM_JOB_END_TIME"
     return Allocation(job_id=job_id, start_unix_s=start, end_unix_s=limit, source=source)
