@@ -60,11 +60,13 @@ def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str
     python = python or environ.get(VARIABLE, "")
     if not python:
         return ()
+    python = os.path.expanduser(python)
+    python = os.path.abspath(python) if os.sep in python else python  # training may change places
     code = _ELSEWHERE % {
         "safe_path": _SAFE_PATH, "extra": EXTRA, "version": running_version()
     }  # fmt: skip
     # -E: training's PYTHONPATH and PYTHONHOME lead to packages of another Python.
-    return (os.path.expanduser(python), "-E", "-c", code)
+    return (python, "-E", "-c", code)
 
 
 def missing_packages() -> list[str]:

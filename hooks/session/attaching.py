@@ -92,7 +92,7 @@ def new_session(
         rank=rank or current_rank(),
         steps=steps,
         every=every,
-        directory=Path(directory),
+        directory=Path(directory).absolute(),
         cadence=CadenceHint(train_iters=train_iters),
         on_advice=OnAdvice(on_advice),
         host_argv=tuple(sys.argv),

@@ -23,7 +23,7 @@ from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.records import KEYS, StatedNodes, stated_nodes
-from ...calib.workload import DeviceChoice, Flag, Goals, Reads, options
+from ...calib.workload import DeviceChoice, Flag, Goals, Reads, RunOptions, options
 from ...hooks.process import CadenceHint, RankInfo, Settings, interpreter, process_start
 
 FLAG = FLAGS[1]
@@ -48,7 +48,8 @@ def parse(
     overrides, and those set by ``forerun run`` are read here.  Raises ``ConfigError`` with the
     value, the rule and the remedy.
     """
-    values: dict[str, Any] = {}
+    # The program may change to another directory.
+    values: dict[str, Any] = {"directory": RunOptions().directory.absolute()}
     if device := environ.get(DEVICE):
         values["device"] = _choice(DeviceChoice, f"{DEVICE}={device}", device)
     if limit := environ.get(LIMIT):
@@ -238,7 +239,7 @@ _READERS: dict[Reads, Callable[[str, str], Any]] = {
     Reads.DURATION: _duration,
     Reads.MOMENT: _moment,
     Reads.COUNTS: _counts,
-    Reads.PATH: lambda _, text: Path(text),
+    Reads.PATH: lambda _, text: Path(text).absolute(),
     Reads.TEXT: lambda _, text: text,
 }
 _OPTIONS = {flag.name: (flag, spec) for flag, spec in options()}

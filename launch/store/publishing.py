@@ -106,8 +106,11 @@ class Publisher:
 
     @property
     def shown(self) -> Path:
-        """Folder to show to the user."""
-        return self.place.directory if self.is_owner else self.place.path
+        """Folder to show to the user, within the working directory by its relative path."""
+        folder = self.place.directory if self.is_owner else self.place.path
+        with suppress(OSError, ValueError):
+            return folder.relative_to(Path.cwd())
+        return folder
 
     def begin(self, now_unix_s: float) -> str:
         """Record the run and claim the top level."""

@@ -53,6 +53,14 @@ def start(command: tuple[str, ...], cwd: Path, **environ: str) -> subprocess.Com
     )  # fmt: skip
 
 
+def test_another_python_is_found_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert companion_command({}, "venv/bin/python")[0] == str(tmp_path / "venv/bin/python")
+    assert companion_command({}, "python3.12")[0] == "python3.12"
+
+
 def test_the_packages_here_answer_whatever_the_variable_says() -> None:
     assert missing_packages() == []
     here = companion_command({})

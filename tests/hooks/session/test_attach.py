@@ -233,3 +233,22 @@ def test_switched_off_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_every_public_name_is_where_the_facade_looks() -> None:
     assert all(getattr(forerun, name) is not None for name in forerun.__all__)
+
+
+def test_the_records_are_where_the_run_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program then works in a folder of results, and lists it."""
+    results = tmp_path / "results"
+    results.mkdir()
+    monkeypatch.chdir(tmp_path)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(model, optimizer, steps=4, is_analysed=False) as run:
+        for _ in range(8):
+            monkeypatch.chdir(results)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            run.step()
+    assert list(results.iterdir()) == []
+    assert read_run(tmp_path / "forerun-out").records[0]

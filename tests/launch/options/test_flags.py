@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from forerun import _forerun_autoload as entry
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.run_options import DeviceChoice, OnAdvice, WandbMode, options
+from forerun.calib.workload.run_options import (
+    DeviceChoice,
+    OnAdvice,
+    RunOptions,
+    WandbMode,
+    options,
+)
 from forerun.hooks.process.settings import Settings
 from forerun.launch.options import flags
 
@@ -31,7 +37,7 @@ def parse(*our_flags: str, host: tuple[str, ...] = (), **environ: str) -> Settin
 
 def test_every_flag_reaches_its_setting() -> None:
     settings = parse(*ALL, host=("train.py", "--lr", "1"))
-    assert (settings.steps, settings.every, settings.directory) == (8, 500, Path("a=b"))
+    assert (settings.steps, settings.every, settings.directory) == (8, 500, Path.cwd() / "a=b")
     assert settings.on_advice is OnAdvice.ALERT
     assert settings.goals.deadline_unix_s == 1896112800  # date -u -d 2030-01-31T18:00 +%s
     assert (settings.goals.budget_hours, settings.goals.restart_cost_s) == (48.5, 600.0)
@@ -46,6 +52,7 @@ def test_no_flag_gives_the_defaults_of_the_settings() -> None:
     settings = parse()
     assert settings == Settings(
         rank=settings.rank,
+        directory=Path.cwd() / RunOptions().directory,
         companion_command=("python", "-m", "companion"),
         is_answered=True,
         host_argv=(),
