@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,6 +31,7 @@ from ...calib.records import (
     progress,
 )
 from .cores import Pacer
+from .host import Reference, reference
 from .launch_identity import launch_folder
 
 FORECAST = "forecast.json"
@@ -168,7 +169,8 @@ class HostWandb:
         self._is_home = is_home
         self._bare_s: deque[float] = deque(maxlen=64)
         self._unsent = UnsentValues()
-        self._is_defined = False
+        self._run: Reference = reference(None)
+        self._is_open = False
         self._handed = CompanionOutput()
         self._next_report_s = -math.inf
 
@@ -181,14 +183,18 @@ class HostWandb:
 
         That is ``step + 1``, or one more than the host's last if a resumed run counts on.  For a
         host of unknown numbering, a row ahead of its own would make W&B reject the host's: the
-        latest values are then added to the host's next row.
+        latest values are then added to the host's next row, once it has begun one of its own: a
+        row of ours alone would stand where the host's counting begins.
         """
         run = host_run()
         if run is None:
             return
-        if not self._is_defined:
-            self._is_defined = True
+        if self._run() is not run:
+            is_open = self._is_stepped or run.settings.mode == "shared"  # which has no steps
+            self._run, self._is_open = reference(run), is_open
             define_steps(run)
+        if not self._is_open:
+            return
         values = self._values(step + 1, time_s, unix_s, is_after_window=is_after_window)
         row_values = {ITERATION: step + 1, **self._unsent.of(values)}
         row = {PREFIX + name: value for name, value in row_values.items()}
@@ -204,9 +210,13 @@ class HostWandb:
         """
         self._files.poll()
         run, wandb = host_run(), sys.modules.get("wandb")
+        if run is not None and run is self._run() and not self._is_open:
+            self._is_open = run.step > run.starting_step
         if run is None or not self._is_home:
             return
         output, handed = self._files.output, self._handed
+        if not self._is_open:  # a table would begin a row
+            output = replace(output, num_tables=handed.num_tables)
         self._handed = output
         for name, value in output.summary.items():
             if handed.summary.get(name) != value:

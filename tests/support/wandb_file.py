@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ def history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
 def records(directory: Path) -> Iterator[Any]:
     """Yield all records of the only offline run under ``directory``."""
     return records_of(_only_run(directory))
+
+
+def await_end(directory: Path) -> None:
+    """W&B's own process may still write an offline run that ``finish`` has closed."""
+    until = time.monotonic() + 60.0
+    while not any(record.HasField("exit") for record in records(directory)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def rows_of(path: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -265,14 +265,6 @@ def test_the_log_says_where_and_nothing_failed(read: Read) -> None:
     assert "is off" not in read.output and "tried again" not in read.output
 
 
-def await_end(directory: Path) -> None:
-    """W&B's own process may still write an offline run that ``finish`` has closed."""
-    until = time.monotonic() + 60.0
-    while not any(record.HasField("exit") for record in wandb_file.records(directory)):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def keys_of(directory: Path) -> dict[str, set[str]]:
     """Return names in an offline run's rows and summary, and the files of its artifacts."""
     result: dict[str, set[str]] = {"rows": set(), "summary": set(), "artifacts": set()}
@@ -326,7 +318,7 @@ def test_the_hosts_run_has_all_that_ours_has(
 
         run_through(settings, trained)
         host.poll(is_final=True)
-    await_end(tmp_path)
+    wandb_file.await_end(tmp_path)
     ours, theirs = keys_of(read.companion.settings.directory), keys_of(tmp_path)
     assert ours["artifacts"] == set(ATTACHED)
     assert {"calib/operators.nrows", "calib/step_time_modelled_s"} <= ours["rows"]
