@@ -137,7 +137,7 @@ class TraceRecord(_OfOperator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveRecord:
-    """One collective as one rank saw it.
+    """One collective as one rank saw it; ``OTHER`` of 0 bytes if its tensors' size is not known.
 
     ``sequence`` counts the calls on this group by this rank in the step: the same number on all
     ranks of the group (for point-to-point: on both ends, by direction) is the same transfer.

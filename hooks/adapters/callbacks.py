@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..process import Guard, Host, Reference, contents, is_a, reference, references
+from ..process import Guard, Host, Reference, contents, forked_rng, is_a, reference, references
 from ..session import (
     DataWatch,
     FrameworkSettings,
@@ -66,7 +66,8 @@ class WatchedTraining:
         session = self._get_session()
         if not session.claim(self):
             return
-        setup = find()
+        with forked_rng():
+            setup = find()
         self._patches = Patches(session)
         for owner, name, label in setup.brackets:
             lost = f"the time of {label} counts as time between steps"

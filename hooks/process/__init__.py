@@ -17,10 +17,10 @@ if TYPE_CHECKING:
         Reference,
         WeakHost,
         live_objects,
-        param_groups,
         reference,
         references,
         update_calls,
+        updated_by,
     )
     from .host_wandb import (
         FORECAST,
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
         classes,
         contents,
         direct_weights,
+        forked_rng,
         is_a,
+        is_tensor,
+        local_variable,
         module_name,
         named_tree,
         tree,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...calib.workload import GroupRole, Operator, RunConfig, optimizer_operator
-from .inspection import attribute, class_names
+from .inspection import attribute, class_names, forked_rng, is_a, is_tensor, module_name
 
 Reference = Callable[[], Any]
 """Function that returns an object while others keep it alive, then None."""
@@ -113,27 +113,34 @@ class WeakHost:
 
 def has_sharded_tensors(optimizers: Iterable[Any]) -> bool:
     """Return True if this rank updates sharded parameters (DTensor)."""
-    groups = [group for o in optimizers for group in param_groups(o)]
-    return any("DTensor" in class_names(w) for group in groups for w in group["params"])
+    return any("DTensor" in class_names(w) for o in optimizers for w in updated_by(o))
 
 
-_LAZY_GROUP_MODULES = (
-    "megatron.",
-    "torch.",
-    "accelerate.",
-    "transformers.",
-    "lightning.",
-    "deepspeed.",
-)
+_LAZY = ("megatron.", "torch.", "accelerate.", "transformers.", "lightning.", "deepspeed.")
 """Packages whose optimizers may compute ``param_groups`` on access."""
 
 
-def param_groups(optimizer: Any) -> list[dict[str, Any]]:
-    """Return an optimizer's ``param_groups``, without running code of a user's own class."""
-    groups = attribute(optimizer, "param_groups")
-    if groups is None and type(optimizer).__module__.startswith(_LAZY_GROUP_MODULES):
-        groups = getattr(optimizer, "param_groups", None)
-    return list(groups) if isinstance(groups, (list, tuple)) else []
+def updated_by(optimizer: Any) -> Iterator[Any]:
+    """Yield the tensors that an optimizer updates, without running code of a user's own class.
+
+    If such a class computes its ``param_groups``, they are those that have a state.
+    """
+    groups = list.__iter__(_stored(optimizer, "param_groups", list))
+    lists = [dict.get(group, "params") for group in groups if is_a(group, dict)]
+    for weights in lists or [list(dict.keys(_stored(optimizer, "state", dict)))]:
+        yield from filter(is_tensor, weights if type(weights) is list else ())
+
+
+def _stored(optimizer: Any, name: str, kind: type) -> Any:
+    """Return what an optimizer, or the one that it wraps, stores, to be read by methods of ``kind``
+    alone; else empty."""
+    value, inner = attribute(optimizer, name), attribute(optimizer, "optimizer")
+    if value is None and inner is not None:
+        return _stored(inner, name, kind)
+    if value is None and module_name(optimizer).startswith(_LAZY):
+        with forked_rng():
+            value = getattr(optimizer, name, None)
+    return value if is_a(value, kind) else kind()
 
 
 def update_calls(optimizer: Any) -> int:
@@ -143,20 +150,18 @@ def update_calls(optimizer: Any) -> int:
     8 for each tensor with Adam and 3 with momentum if tensors are updated one by one, 1 if all are
     updated in one call (foreach or fused), torch's default on accelerators.
     """
-    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-    return _calls_of_each(optimizer) * len(weights)
+    weights = [*updated_by(optimizer)]
+    return _calls_of_each(optimizer, weights[0]) * len(weights) if weights else 0
 
 
-def _calls_of_each(optimizer: Any) -> int:
-    group = optimizer.param_groups[0]
-    weight = group["params"][0]
-    is_one_by_one = group.get("foreach") is False and not group.get("fused")
-    if group.get("foreach") is None and not group.get("fused"):
-        is_one_by_one = getattr(getattr(weight, "device", None), "type", "cpu") == "cpu"
-    if not is_one_by_one:
+def _calls_of_each(optimizer: Any, weight: Any) -> int:
+    group = next(list.__iter__(_stored(optimizer, "param_groups", list)), {})
+    foreach, is_fused = (dict.get(group, name) for name in ("foreach", "fused"))
+    is_one_by_one = weight.device.type == "cpu" if foreach is None else foreach is False
+    if is_fused or not is_one_by_one:
         return 1
-    state_values = getattr(optimizer, "state", {}).get(weight, {}).values()
-    moments = sum(getattr(one, "shape", None) == weight.shape for one in state_values)
+    state = dict.get(_stored(optimizer, "state", dict), weight, {})
+    moments = sum(is_tensor(one) and one.shape == weight.shape for one in dict.values(state))
     return _LOOP_CALLS[min(moments, len(_LOOP_CALLS) - 1)]
 
 
@@ -167,6 +172,5 @@ _LOOP_CALLS = (1, 3, 8)
 def num_parameters(optimizers: Iterable[Any]) -> int:
     """Return the number of parameters that this rank updates: its shards if they are
     distributed."""
-    groups = [group for o in optimizers for group in param_groups(o)]
-    weights = [weight for group in groups for weight in group["params"]]
+    weights = (weight for optimizer in optimizers for weight in updated_by(optimizer))
     return sum((w._local_tensor if "DTensor" in class_names(w) else w).numel() for w in weights)

@@ -1,13 +1,16 @@
 """Inspection of the user's objects without running a property, ``__getattr__`` or override.
 
 Ordinary attribute access may have side effects: a module that creates attributes on demand, a
-length that is a collective, a half-constructed object that raises.
+length that is a collective, a half-constructed object that raises, a property that draws.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MemberDescriptorType
+from contextlib import contextmanager
+from types import FrameType, FunctionType, MemberDescriptorType
 from typing import Any
 
 _mro = type.__dict__["__mro__"].__get__
@@ -77,6 +80,45 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
     return default if is_bound else value
 
 
+def local_variable(frame: FrameType, name: str) -> Any:
+    """Return a variable of a frame of torch's own code; None if it has none of that name."""
+    variables = frame.f_locals
+    value = variables.get(name)
+    if type(variables) is dict:  # a copy, before Python 3.13, which the frame would keep
+        variables.clear()
+    return value
+
+
+@contextmanager
+def forked_rng() -> Iterator[None]:
+    """Put all generators back at the end: whatever runs code of a framework's classes, once at the
+    start, runs it inside."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy.random")
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    python_state, numpy_state = random.getstate(), numpy and numpy.get_state()
+    try:
+        with torch.random.fork_rng(devices, device_type="cuda"):
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.set_state(numpy_state)
+
+
+_TENSORS = frozenset({"torch", "transformer_engine", "megatron", "torchao"})
+"""Packages whose tensors are inspected: a user's own class may redefine ``shape``."""
+
+
+def is_tensor(value: Any) -> bool:
+    """Return True for a tensor whose attributes run only code of torch and its extensions.
+
+    ``isinstance`` would query a foreign object's ``__class__``.
+    """
+    kind, tensor = type(value), sys.modules["torch"].Tensor
+    is_theirs = kind is tensor or module_name(value).partition(".")[0] in _TENSORS
+    return is_theirs and issubclass(kind, tensor)
+
+
 def named_tree(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield a module and all its submodules, each once, with the names of ``named_modules``."""
     seen: set[int] = set()
@@ -99,13 +141,9 @@ def tree(*models: Any) -> tuple[Any, ...]:
 
 
 def direct_weights(module: Any) -> tuple[Any, ...]:
-    """Return a module's own parameters, without those of submodules."""
-    parameters = contents(module).get("_parameters")
-    return (
-        tuple(w for w in dict.values(parameters) if w is not None)
-        if isinstance(parameters, dict)
-        else ()
-    )
+    """Return a module's own parameters (not submodules', nor any of a class of the user's)."""
+    parameters: Any = contents(module).get("_parameters")
+    return tuple(filter(is_tensor, dict.values(parameters))) if is_a(parameters, dict) else ()
 
 
 def weights(models: Iterable[Any]) -> tuple[Any, ...]:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from ...calib.workload import Collective, GroupRole, expected_distinct
-from ..process import Guard, attribute, class_names, tree
+from ..process import Guard, attribute, class_names, is_tensor, tree
 from .module_calls import Methods
-from .modules import first_tensor, is_tensor, last_node, take_off
+from .modules import first_tensor, last_node, take_off
 from .process_groups import tensor_nbytes
 from .recorder import Recorder
 from .sites import UnhookableParts, find_unhookable, unhookable_reason
@@ -73,6 +73,7 @@ class DispatchHooks:
     def drop_marks(self) -> None:
         """Remove the hooks from the graph before a compiler reads them."""
         take_off(self._marked)
+        self._marked.clear()
 
     def put(self, node: Any, hook: Any) -> None:
         """Call ``hook`` when the engine reaches ``node``.
@@ -108,8 +109,8 @@ class _End:
         result = first_tensor(output)
         experts, home = (result, given) if self.is_dispatch else (given, result)
         if self.at_experts:
-            return round(tensor_nbytes(experts) * self.at_experts)
-        return round(tensor_nbytes(home) * self.at_home)
+            return round((tensor_nbytes(experts) or 0) * self.at_experts)
+        return round((tensor_nbytes(home) or 0) * self.at_home)
 
 
 class Exchange:

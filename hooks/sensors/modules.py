@@ -22,13 +22,12 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ...calib.workload import OperatorKind
-from ..process import Guard, StandIns, attribute, class_names, module_name
+from ..process import Guard, StandIns, attribute, class_names, is_tensor
 from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
 from .sites import FORWARD, find_places, find_unhookable, unhookable_reason
 from .step_log import NO_SPAN, Site, StepLog
 
-_MARKS = "forerun"
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _WithoutModes = torch._C.DisableTorchFunction
 _Begun = tuple[StepLog, int]
@@ -73,7 +72,7 @@ class ModuleHooks:
                 self._methods.add(owner, name, span)
             sites.append(site)
         self._spans = entries_of(spans, guard)
-        self._marked: list[tuple[Any, Any]] = []
+        self._marked: dict[int, tuple[RemovableHandle, Any, list[int]]] = {}
         self.sites = tuple(sites)
         self.unseen = tuple(sorted(unseen))
         """Unrecorded operators, each with the reason, such as ``linear_fc1:compiled``."""
@@ -94,7 +93,8 @@ class ModuleHooks:
 
     def drop_marks(self) -> None:
         """Remove the marks from the graph before a compiler reads its hooks."""
-        take_off(self._marked)
+        take_off(self._marked.values())
+        self._marked.clear()
 
     def end(
         self,
@@ -146,7 +146,7 @@ class ModuleHooks:
             # A stage's received input is reached before the weights' nodes: the operator ends with
             # the pass.
             return None
-        is_of_operator = _is_marked(last, log)
+        is_of_operator = self._marks_on(last) is not None
         self._mark_node(log, last, backward_mark(span, is_begin=False))
         return None if is_of_operator else last
 
@@ -160,28 +160,35 @@ class ModuleHooks:
         while waiting and len(seen) < _MOST_NODES:
             node = waiting.pop()
             behind = {one for one, _ in node.next_functions if one is not None}
-            unmarked = {one for one in behind if not _is_marked(one, log)}
-            if len(unmarked) < len(behind) and not _is_marked(node, log):
+            unmarked = {one for one in behind if self._marks_on(one) is None}
+            if len(unmarked) < len(behind) and self._marks_on(node) is None:
                 self._mark_node(log, node, around_mark(span))
             waiting += unmarked - seen
             seen |= unmarked
 
     def _mark_node(self, log: StepLog, node: Any, what: int) -> None:
         """Mark when the engine reaches ``node``.  One hook per node: most are shared by modules."""
-        metadata = node.metadata
-        known = metadata.get(_MARKS)
-        if known is not None and known[0] is log:
-            known[1].append(what)
+        known = self._marks_on(node)
+        if known is not None:
+            known.append(what)
             return
         marks = [what]
-        metadata[_MARKS] = (log, marks)
         number = RemovableHandle.next_id
         hook = functools.partial(self._reached, log, marks)
-        self._marked.append((node.register_prehook(hook), hook))
+        self._marked[id(node.metadata)] = node.register_prehook(hook), hook, marks
         # A hook that the user registers later must get the same number as without us: it is part
         # of a module's pickle.
         if RemovableHandle.next_id == number + 1:
             RemovableHandle.next_id = number
+
+    def _marks_on(self, node: Any) -> list[int] | None:
+        """Return the running step's marks on a node, such as the end of an operator; None without.
+
+        A node's metadata, which is the user's, exists as long as the node, unlike the Python object
+        that represents it; so do the node's hooks, without which the identity is another node's.
+        """
+        known = self._marked.get(id(node.metadata))
+        return known[2] if known is not None and known[0].hooks_dict_ref() is not None else None
 
     def _reached(self, log: StepLog, marks: list[int], gradients: Any) -> None:
         try:
@@ -235,21 +242,6 @@ class ShardedSpan(Span):
         super().end(begun, module, *self._hooks.gathers.end(module, args, kwargs), output)
 
 
-_TENSORS = frozenset({"torch", "transformer_engine", "megatron", "torchao"})
-"""Packages whose tensors are inspected: a user's own class may redefine ``shape``."""
-
-
-def is_tensor(value: Any) -> bool:
-    """Return True for a tensor whose attributes run only code of torch and its extensions.
-
-    ``isinstance`` would query a foreign object's ``__class__``.
-    """
-    kind = type(value)
-    if kind is torch.Tensor:
-        return True
-    return issubclass(kind, torch.Tensor) and module_name(value).partition(".")[0] in _TENSORS
-
-
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor that is distributed over several (DTensor)."""
     return tensor if type(tensor) is torch.Tensor else attribute(tensor, "_local_tensor", tensor)
@@ -269,12 +261,6 @@ _MOST_NODES = 48
 """Limit on nodes inspected in the work around an operator."""
 
 
-def _is_marked(node: Any, log: StepLog) -> bool:
-    """Return True for a node that is marked already, such as the end of an operator."""
-    known = node.metadata.get(_MARKS)
-    return known is not None and known[0] is log
-
-
 def last_node(output: Any, result: torch.Tensor) -> Any:
     """Return the node that autograd runs first among those of a result: the latest created."""
     last, latest = result.grad_fn, -1
@@ -289,10 +275,9 @@ def last_node(output: Any, result: torch.Tensor) -> Any:
     return last
 
 
-def take_off(marked: list[tuple[RemovableHandle, Any]]) -> None:
-    """Remove hooks that are still on the graph, each with the handle of its registration."""
-    while marked:
-        handle, hook = marked.pop()
+def take_off(marked: Iterable[tuple[Any, ...]]) -> None:
+    """Remove hooks that are still on the graph, each after the handle of its registration."""
+    for handle, hook, *_ in marked:
         hooks = handle.hooks_dict_ref()
         if hooks is not None and hooks.get(handle.id) is hook:
             handle.remove()
@@ -355,7 +340,7 @@ _READERS: Mapping[OperatorKind, ReadShape] = {
 
 def _rows_of_table(owner: Any, inputs: list[torch.Tensor]) -> tuple[int]:
     rows = attribute(attribute(owner, "word_embeddings"), "weight")
-    return (0 if rows is None else rows.shape[0],)
+    return (rows.shape[0] if is_tensor(rows) else 0,)
 
 
 def _gates(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]:

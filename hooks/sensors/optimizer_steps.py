@@ -18,13 +18,14 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..process import StandIns, eager
+from ..process import Guard, StandIns, eager, local_variable
 
 Note = Callable[[Any], object]
 _Label: Any = torch.autograd.profiler.record_function
 _Optimizer: Any = Optimizer
 _LABEL, _END = "__enter__", "_optimizer_step_code"
-_STEP = "Optimizer.step#"
+_STEP = _Optimizer.profile_hook_step(lambda optimizer: None).__code__
+"""Code of torch's own that labels a step: a label of the user's may begin likewise."""
 
 
 class OptimizerSteps:
@@ -59,8 +60,8 @@ class OptimizerSteps:
 def _labelling(original: Any) -> Any:
     def enter(label: Any) -> Any:
         result = original(label)
-        if _WATCHING and str(label.name).startswith(_STEP):
-            optimizer = sys._getframe(1).f_locals.get("self")
+        if _WATCHING and (frame := sys._getframe(1)).f_code is _STEP:
+            optimizer = _variable(frame, "self")
             for watching in tuple(_WATCHING):
                 watching.before(optimizer)
         return result
@@ -78,5 +79,6 @@ def _ending(original: Any) -> Any:
     return step_code
 
 
+_variable = Guard().protect(local_variable)
 _WATCHING: list[OptimizerSteps] = []
 _STAND_INS = StandIns()

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from ...calib.errors import ConfigError
 from ...calib.workload import Collective, GroupRole, Parallelism
 from ...calib.workload import group as ranks_of
-from ..process import Guard, Reference, reference, stand_in
+from ..process import Guard, Reference, is_tensor, reference, stand_in
 from .recorder import Recorder
 from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
 
@@ -64,14 +64,15 @@ class Payload:
     peer: int | None = None
     other: int | None = None
 
-    def nbytes(self, args: tuple[Any, ...]) -> int:
-        """Return the payload's bytes of one call."""
+    def nbytes(self, args: tuple[Any, ...]) -> int | None:
+        """Return the payload's bytes of one call; None if a tensor is not to be asked."""
         if self.place is None or len(args) <= self.place:
             return 0
         nbytes = tensor_nbytes(args[self.place])
-        if self.other is None or len(args) <= self.other:
+        if self.other is None or nbytes is None or len(args) <= self.other:
             return nbytes
-        return max(nbytes, tensor_nbytes(args[self.other]))
+        other_nbytes = tensor_nbytes(args[self.other])
+        return None if other_nbytes is None else max(nbytes, other_nbytes)
 
 
 def role_of(description: str) -> GroupRole:
@@ -88,14 +89,16 @@ def is_described(description: str) -> bool:
     return description not in _UNDESCRIBED
 
 
-def tensor_nbytes(value: Any) -> int:
-    """Return the bytes of a tensor, or of all tensors in nested lists; 0 for anything else."""
-    if isinstance(value, (list, tuple)):
-        return sum(tensor_nbytes(item) for item in value)
-    try:
+def tensor_nbytes(value: Any) -> int | None:
+    """Return the bytes of a tensor, or of all tensors in nested lists; 0 for anything else, None if
+    one is of a class of the user's own."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        sizes = [tensor_nbytes(item) for item in value]
+        return None if None in sizes else sum(filter(None, sizes))
+    if kind is torch.Tensor or is_tensor(value):
         return value.numel() * value.element_size()
-    except AttributeError:
-        return 0
+    return None if issubclass(kind, torch.Tensor) else 0
 
 
 _OUTPUT, _INPUT = 0, 1
@@ -259,11 +262,11 @@ def _note_call(group: Any, collective: Collective, peer: int) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class _Group:
-    """A group of the running step, and its kinds of transfer by method and peer."""
+    """A group of the running step, and its kinds of transfer by method, peer and unknown size."""
 
     name: str
     ranks: tuple[int, ...]
-    kinds: dict[tuple[str, int], int] = field(default_factory=dict)
+    kinds: dict[tuple[str, int, bool], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -376,23 +379,24 @@ class ProcessGroupHooks:
         peer = -1
         if payload.peer is not None and len(values) > payload.peer:
             peer = known.ranks[int(values[payload.peer])]
-        kind = known.kinds.get((name, peer))
+        # Reading a size would call every active torch function mode.
+        with _WithoutModes():
+            nbytes = payload.nbytes(values)
+        kind = known.kinds.get((name, peer, nbytes is None))
         if kind is None:
             # NCCL creates a separate communicator for two ranks whose messages are not batched.
             if payload.peer is None or self._coalesced is not None:
                 _note_call(group, payload.collective, peer)
-            kind = known.kinds[name, peer] = log.kind_number(
+            kind = known.kinds[name, peer, nbytes is None] = log.kind_number(
                 TransferKind(
-                    collective=payload.collective,
+                    collective=payload.collective if nbytes is not None else Collective.OTHER,
                     role=self._roles.of(group, known.ranks, payload.collective),
                     group=known.name,
                     ranks=known.ranks,
                     peer=peer,
                 )
             )
-        # Reading a size would call every active torch function mode.
-        with _WithoutModes():
-            return self._recorder.add_transfer(kind, payload.nbytes(values))
+        return self._recorder.add_transfer(kind, nbytes or 0)
 
     def _end_call(self, transfer: int, work: Any) -> None:
         is_done = work is None and self._coalesced is None

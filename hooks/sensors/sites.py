@@ -34,7 +34,7 @@ from ..process import (
     class_names,
     classes,
     contents,
-    direct_weights,
+    is_tensor,
     module_name,
     named_tree,
     tree,
@@ -149,7 +149,7 @@ def _around(module: Any, chosen: int) -> Part:
 
 
 def _routing(router: Any) -> Iterator[tuple[int, Part]]:
-    weight = next((w for m in tree(router) for w in direct_weights(m) if len(w.shape) == 2), None)
+    weight = next((w for w in weights((router,)) if len(w.shape) == 2), None)
     if weight is not None:
         num_experts, hidden = map(int, weight.shape)
         shape_of = _with(lambda result: prod(result[:-1]), hidden, num_experts)
@@ -165,7 +165,7 @@ def _products(block: Any, experts: Any, top_k: int) -> Iterator[tuple[int, Part]
     weight, each = _last_of(experts), ()
     if weight is None and (each := tuple(_modules(experts).values())):
         weight = attribute(_last_of(each[0]), "weight")
-    if weight is None or len(weight.shape) != (2 if each else 3):
+    if weight is None or not is_tensor(weight) or len(weight.shape) != (2 if each else 3):
         return
     here = len(each) or int(weight.shape[0]) // _num_parts(weight, _OF_EXPERTS)
     inside = prod(weight.shape[-2:]) // _num_parts(weight, _OF_WIDTHS)
@@ -296,7 +296,7 @@ def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, S
 
     Empty if there is no such configuration.
     """
-    config = next((c for c in map(transformers_config, tree(model)) if c is not None), None)
+    config = transformers_config(model)
     if config is None:
         return []
     shapes = _Shapes(config)
@@ -383,29 +383,45 @@ def _unwrapped(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
             yield ".".join(part for part in name.split(".") if part not in _WRAPPED), module
 
 
-def transformers_config(module: torch.nn.Module) -> Any | None:
-    """Return a module's transformers configuration, without querying objects of other libraries."""
-    config = attribute(module, "config")
-    is_theirs = any(
-        cls.__module__.startswith("transformers.") and cls.__name__.lower() == "pretrainedconfig"
-        for cls in classes(config)
-    )
-    return config if is_theirs and getattr(config, "model_type", "") else None
+def transformers_config(model: torch.nn.Module) -> Mapping[str, Any] | None:
+    """Return the keys of a model's transformers configuration, which may be of a class of the
+    user's own, under all their names; None without one."""
+    for config in (attribute(module, "config") for module in tree(model)):
+        is_theirs = any(
+            cls.__module__.startswith("transformers.")
+            and cls.__name__.lower() == "pretrainedconfig"
+            for cls in classes(config)
+        )
+        if is_theirs and (keys := _keys_of(config))["model_type"]:
+            return keys
+    return None
+
+
+def _keys_of(config: Any) -> dict[str, Any]:
+    values, names = contents(config), attribute(config, "attribute_map", {})
+    keys = {name: value for name, value in values.items() if type(value) in _PLAIN}
+    keys |= {alias: keys[name] for alias, name in dict.items(names) if name in keys}
+    if contents(text := values.get("text_config")):
+        keys["text_config"] = _keys_of(text)
+    return {**keys, "model_type": attribute(config, "model_type")}
+
+
+_PLAIN = (bool, dict, float, int, list, str, tuple, type(None))
 
 
 class _Shapes:
     """Canonical shapes of operators whose tensors do not suffice; batch comes first."""
 
-    def __init__(self, config: Any) -> None:
-        self._heads = int(config.num_attention_heads)
-        self._groups = int(getattr(config, "num_key_value_heads", None) or self._heads)
-        width = int(config.hidden_size) // self._heads
-        self._channels = int(getattr(config, "head_dim", None) or width)
-        inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-        self._ffn = int(inner or 4 * config.hidden_size)
-        self._gates = 1 + hasattr(config, "intermediate_size")
-        self._vocab = int(config.vocab_size)
-        self.top_k = int(getattr(config, "num_experts_per_tok", None) or 1)
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._heads = int(config["num_attention_heads"])
+        self._groups = int(config.get("num_key_value_heads") or self._heads)
+        hidden = int(config["hidden_size"])
+        self._channels = int(config.get("head_dim") or hidden // self._heads)
+        inner = config.get("intermediate_size") or config.get("n_inner")
+        self._ffn = int(inner or 4 * hidden)
+        self._gates = 1 + ("intermediate_size" in config)
+        self._vocab = int(config["vocab_size"])
+        self.top_k = int(config.get("num_experts_per_tok") or 1)
 
     def of(self, kind: OperatorKind) -> Any:
         """Return the function from a module's result to the shape of this kind; None if tensors

@@ -25,7 +25,7 @@ from ..process import (
     Settings,
     companion_command,
     environ_number,
-    param_groups,
+    updated_by,
 )
 from ..sensors import OPTIMIZER, OptimizerSteps
 from .chain import num_replicas, roles_in, unseen_in
@@ -160,8 +160,7 @@ class AttachedRun:
         optimizer, self._optimizer = self._optimizer, None
         if optimizer is not None:
             # A wrapper's inner torch optimizer is unknown here: match by the weights it updates.
-            groups = param_groups(optimizer)
-            updated = frozenset(id(weight) for group in groups for weight in group["params"])
+            updated = frozenset(map(id, updated_by(optimizer)))
             marks = self._session.begin_phase, self._session.end_phase
             protect = self._session.guard.protect
             notes = [protect(partial(_mark_optimizer, updated, mark)) for mark in marks]
@@ -225,8 +224,7 @@ class AttachedRun:
 
 def _mark_optimizer(updated: Set[int], mark: Callable[[str], object], optimizer: Any) -> None:
     """Mark steps of optimizers that update the same weights as the run's own."""
-    weights = (weight for group in param_groups(optimizer) for weight in group["params"])
-    if any(id(weight) in updated for weight in weights):
+    if any(id(weight) in updated for weight in updated_by(optimizer)):
         mark(OPTIMIZER)
 
 

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ...calib.workload import GroupRole
-from ..process import attribute, class_names, contents, direct_weights, tree, weights
+from ..process import attribute, class_names, contents, direct_weights, tree, updated_by, weights
 from ..sensors import is_compiled
 from .devices import sharded_groups
 
@@ -27,7 +27,7 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
     Every object that Python tracks is scanned once, which takes some tens of milliseconds: for
     warm-up only.  Empty if the objects are hidden from the collector (``gc.freeze``).
     """
-    wanted = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    wanted = set(map(id, updated_by(optimizer)))
     parents: dict[int, list[nn.Module]] = {}
     owners: list[nn.Module] = []
     for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:

@@ -34,6 +34,7 @@ from ..process import (
     StandIns,
     contents,
     live_objects,
+    local_variable,
     reference,
     references,
 )
@@ -232,7 +233,7 @@ def _local(drawing: Any, name: str) -> Any:
     """Return a local variable of a suspended torch generator."""
     if type(drawing) is not GeneratorType or drawing.gi_frame is None:
         return None
-    return drawing.gi_frame.f_locals.get(name)
+    return local_variable(drawing.gi_frame, name)
 
 
 def _whole(value: Any) -> int | None:

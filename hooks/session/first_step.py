@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, UserDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..process import (
     module_name,
     tree,
     update_calls,
+    updated_by,
     weights,
 )
 from ..sensors import CALLS, entries_of, transformers_config
@@ -121,12 +122,12 @@ class FirstStep:
         rank: RankInfo,
         known: FrameworkSettings,
     ) -> RunConfig:
-        config = next((c for c in map(_config_of, chain) if c is not None), None)
-        if config is None or not self._shape:
+        config = next((c for c in map(transformers_config, chain) if c is not None), None)
+        weight = next(iter((*updated_by(optimizer), *weights(chain))), None)
+        if config is None or weight is None or not self._shape:
             raise ConfigError(
                 "the model has no transformers configuration, or its input is not tokens"
             )
-        updated = (weight for group in optimizer.param_groups for weight in group["params"])
         return from_training(
             config,
             Training(
@@ -138,7 +139,7 @@ class FirstStep:
                 is_sharded=is_sharded(chain),
                 num_copies=num_copies(chain),
                 sharded_update_calls=0 if is_flattened(chain) else update_calls(optimizer),
-                element_dtype=_name(next(updated).dtype),
+                element_dtype=_name(weight.dtype),
                 autocast_dtype=known.autocast_dtype or self._autocast_dtype,
                 recomputes=any(attribute(m, "gradient_checkpointing") for m in tree(*chain[:1])),
                 cadence=known.cadence,
@@ -150,7 +151,7 @@ class FirstStep:
 
 def is_self_described(models: Iterable[torch.nn.Module]) -> bool:
     """Return True if a model carries a transformers configuration."""
-    return any(_config_of(model) is not None for model in models)
+    return any(transformers_config(model) is not None for model in models)
 
 
 def batch_shape(value: Any) -> tuple[int, ...]:
@@ -162,11 +163,6 @@ def batch_shape(value: Any) -> tuple[int, ...]:
         if tokens is not None:
             return tuple(tokens.shape)
         return next(((int(t.shape[0]),) for t in tensors if t.dim()), ())
-
-
-def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:
-    config = next((c for c in map(transformers_config, tree(module)) if c is not None), None)
-    return None if config is None else config.to_dict()
 
 
 def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:

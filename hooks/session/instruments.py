@@ -73,7 +73,7 @@ class Instruments:
             raise ReferenceError("the model is gone")
         self._host = host
         self._guard = guard
-        self._config = config
+        self._optimizer = host.optimizer(config)
         self.num_hooked = num_hooked
         self._num_local_ranks = num_local_ranks
         self._microbatches = microbatches
@@ -161,7 +161,7 @@ class Instruments:
             samples_transfers=not (stopwatch.is_host or is_traced),
             frequent=budget.frequent,
             largest_pass=budget.largest_pass,
-            optimizer=self._host.optimizer(self._config),
+            optimizer=self._optimizer,
         )
 
     def take_off(self) -> StepLog | None:

@@ -23,6 +23,7 @@ from ..process import (
     NodeTopology,
     Reference,
     Settings,
+    forked_rng,
     in_forked_child,
     pass_over_package,
     reference,
@@ -232,7 +233,8 @@ class Session:
         if self._is_described or host is None or host.run_config is None:
             return
         self._is_described = True
-        config = self.guard.protect(host.run_config)()
+        with forked_rng():
+            config = self.guard.protect(host.run_config)()
         self._duty.describe(config)
         if config is not None:
             total = self._length.steps(config.cadence.train_iters)

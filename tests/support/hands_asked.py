@@ -1,18 +1,24 @@
-"""Objects of the loop whose queries have side effects: lengths, batches, attributes, modes."""
+"""Objects of the loop whose queries have side effects: lengths, batches, attributes, modes,
+optimizers, tensors, nodes of the graph."""
 
 from __future__ import annotations
 
+import random
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from hands_copies import module_attributes
-from hands_loop import LENGTH, STEPS, WORDS, Training, case
+from hands_loop import LENGTH, STEPS, WIDTH, WORDS, Training, case
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader, Dataset
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torch.utils.flop_counter import FlopCounterMode
 
 ROWS, BATCH = 20, 4
@@ -268,3 +274,266 @@ def raising_module(training: Training) -> None:
     for _ in training.steps():
         training.step()
     training.note("looks", module_attributes(training.net))
+
+
+@case()
+def drawn_groups(training: Training) -> None:
+    """The groups of an optimizer are a property that draws, as a sampler of coordinates may."""
+
+    class Drawn(torch.optim.AdamW):
+        num_queries = 0
+
+        @property
+        def param_groups(self) -> Any:
+            Drawn.num_queries += 1
+            torch.rand(1)
+            return self.__dict__["drawn"]
+
+        @param_groups.setter
+        def param_groups(self, groups: Any) -> None:
+            self.__dict__["drawn"] = groups
+
+    training.optimizer = Drawn(training.model.parameters(), lr=1e-3)
+    for _ in training.steps():
+        Drawn.num_queries = 0
+        training.step()
+        training.note("asked", Drawn.num_queries)
+        training.note("drawn", torch.rand(1))
+
+
+class Paged(dict[Any, Any]):
+    """A mapping that loads what it is asked for, as an optimizer's state in pages does."""
+
+    queries: ClassVar[list[str]] = []
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._load("get", dict.get(self, key, default))
+
+    def values(self) -> Any:
+        return self._load("values", dict.values(self))
+
+    def keys(self) -> Any:
+        return self._load("keys", dict.keys(self))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._load("item", dict.__getitem__(self, key))
+
+    def __missing__(self, key: Any) -> Any:
+        return self.setdefault(key, Paged())
+
+    def _load(self, how: str, value: Any) -> Any:
+        Paged.queries.append(how)
+        torch.rand(1)
+        return value
+
+
+@case(is_slow=True)
+def paged_state(training: Training) -> None:
+    """The state of an optimizer, and of each weight, is such a mapping; the model has a
+    transformers configuration of a class that draws, too."""
+    from transformers import PretrainedConfig
+
+    class Custom(PretrainedConfig):
+        model_type = "llama"
+
+        def to_dict(self) -> dict[str, Any]:
+            torch.rand(1)
+            return super().to_dict()
+
+        def __getattribute__(self, name: str) -> Any:
+            Paged.queries.append(name)
+            return super().__getattribute__(name)
+
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_attention_heads": 4}
+    training.net.config = Custom(vocab_size=WORDS, num_hidden_layers=3, **sizes)
+    training.optimizer.state = Paged()
+    for _ in training.steps():
+        Paged.queries.clear()
+        training.step()
+        training.note("asked", list(Paged.queries))
+        training.note("drawn", torch.rand(1))
+
+
+class Queried(torch.Tensor):
+    """A tensor that counts and draws whenever it is asked for its size."""
+
+    num_queries = 0
+
+    def numel(self) -> int:
+        return self._count(super().numel())
+
+    def element_size(self) -> int:
+        return self._count(super().element_size())
+
+    @property
+    def shape(self) -> Any:
+        return self._count(super().shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self._count(super().dtype)
+
+    @staticmethod
+    def _count(value: Any) -> Any:
+        Queried.num_queries += 1
+        torch.rand(1)
+        return value
+
+
+class QueriedWeight(Queried, nn.Parameter):
+    """A weight of this kind."""
+
+
+@case(is_grouped=True)
+def queried_tensors(training: Training) -> None:
+    """Such a tensor is a weight, the input of a layer and the payload of collectives."""
+    training.net.final_layernorm.weight = QueriedWeight(torch.ones(WIDTH))
+    training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=1e-3)
+    for _ in training.steps():
+        Queried.num_queries = 0
+        training.step()
+        tensor = torch.ones(2, WIDTH).as_subclass(Queried)
+        dist.all_reduce(tensor)
+        dist.all_gather([torch.ones(2, WIDTH)], tensor)
+        training.net.layers[0](tensor)
+        training.note("asked", Queried.num_queries)
+        training.note("drawn", torch.rand(1))
+
+
+class Sized(torch.Tensor):
+    """A wrapper that answers for its sizes itself, at each operation on it, and draws."""
+
+    calls: ClassVar[list[str]] = []
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, dispatch_sizes_strides_policy="sizes"
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.calls.append(str(func))
+        torch.rand(1)
+        bare = tree_map(lambda t: t.inner if type(t) is Sized else t, (args, kwargs or {}))
+        result = func(*bare[0], **bare[1])
+        return tree_map(lambda t: Sized(t) if type(t) is torch.Tensor else t, result)
+
+
+@case(is_grouped=True)
+def sized_tensors(training: Training) -> None:
+    """A layer gets such a tensor, and a collective does."""
+    for _ in training.steps():
+        Sized.calls.clear()
+        tensor = Sized(torch.ones(2, WIDTH))
+        training.net.layers[0](tensor)
+        dist.all_reduce(tensor)
+        training.note("calls", list(Sized.calls))
+        training.step()
+        training.note("drawn", torch.rand(1))
+
+
+def nodes_behind(node: Any) -> list[Any]:
+    """Return the nodes of a graph, each once."""
+    nodes: dict[Any, None] = {}
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in nodes:
+            nodes[node] = None
+            waiting += [behind for behind, _ in node.next_functions]
+    return list(nodes)
+
+
+@case()
+def walked_graph(training: Training) -> None:
+    """The program reads each node's metadata, writes into it, and hooks all nodes."""
+    for number in training.steps():
+        loss = training.loss_of(training.batch())
+        nodes = nodes_behind(loss.grad_fn)
+        training.note("metadata", [dict(node.metadata) for node in nodes])
+        for index, node in enumerate(nodes):
+            node.metadata["mine"] = index
+        reached: list[int] = []
+        hooks = [
+            node.register_prehook(lambda _, k=k, seen=reached: seen.append(k))
+            for k, node in enumerate(nodes)
+        ]
+        training.note("numbers", [hook.id - hooks[0].id for hook in hooks])
+        loss.backward(retain_graph=number % 2 == 0)
+        training.note("reached", reached)
+        if number % 2 == 0:
+            for hook in hooks[::2]:
+                hook.remove()
+            loss.backward()
+            training.note("reached again", reached[len(nodes) :])
+        training.note("metadata after", [dict(node.metadata) for node in nodes])
+        training.lost(loss)
+        training.update()
+
+
+class Large:
+    """An object whose end is observed."""
+
+
+@case()
+def similar_label(training: Training) -> None:
+    """A label of the user's begins like the optimizer's, where a large object is freed."""
+
+    def freed(name: str) -> bool:
+        large = Large()
+        alive = weakref.ref(large)
+        self = large  # by the name of a method's first argument
+        with torch.profiler.record_function(name):
+            pass
+        del large, self
+        return alive() is None
+
+    for _ in training.steps():
+        training.step()
+        training.note("freed", [freed("Optimizer.step#mine"), freed("mine")])
+
+
+def counting(base: type) -> type:
+    """Return a class derived from ``base`` that counts each access to an attribute, and draws."""
+
+    class Counting(base):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            Counted.numbers[base.__name__] += 1
+            random.random()
+            torch.rand(1)
+            return super().__getattribute__(name)
+
+    return Counting
+
+
+class Counted:
+    """Accesses to attributes so far, by class."""
+
+    numbers: ClassVar[Counter[str]] = Counter()
+
+
+@case(is_grouped=True)
+def counted_attributes(training: Training) -> None:
+    """Whatever the loop owns counts its attributes: the model and its parts, its configuration,
+    the optimizer and its state, tensors, the data set, its batches, the sampler."""
+    net = training.net
+    net.config = counting(SimpleNamespace)(model_type="own", sequence_parallel=True)
+    for module in list(net.modules()):
+        module.__class__ = counting(type(module))
+    training.optimizer = counting(torch.optim.AdamW)(training.model.parameters(), lr=1e-3)
+    training.optimizer.state = counting(defaultdict)(dict)
+    sampler = counting(RandomSampler)(rows := counting(Rows)(), generator=torch.Generator())
+    loader = counting(DataLoader)(rows, batch_size=BATCH, sampler=sampler)
+    tensors = counting(torch.Tensor)
+    for tokens in passes(training, loader):
+        Counted.numbers.clear()
+        training.step(tokens.as_subclass(tensors))
+        custom = torch.ones(2, WIDTH).as_subclass(tensors)
+        dist.all_reduce(custom)
+        net.layers[1](custom)
+        training.note("accesses", dict(sorted(Counted.numbers.items())))
+        training.note("drawn", [torch.rand(1), random.random()])

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+from forerun.calib.arguments.hugging_face import Training, from_training
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
@@ -25,7 +26,7 @@ from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.sensors.compiling import StallHooks
 from forerun.hooks.sensors.modules import ModuleHooks, local
 from forerun.hooks.sensors.recorder import Recorder, StepLog
-from forerun.hooks.sensors.sites import expert_parts, find_unhookable
+from forerun.hooks.sensors.sites import expert_parts, find_unhookable, transformers_config
 from forerun.hooks.sensors.step_log import Site
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
@@ -273,3 +274,32 @@ def test_shared_experts_that_run_in_parts_are_named_and_their_products_stay(
         None,
         None,
     ]
+
+
+FAMILIES = (
+    *("LlamaConfig", "MistralConfig", "MixtralConfig", "Qwen2Config", "Qwen3Config"),
+    *("Qwen2MoeConfig", "Qwen3MoeConfig", "GPT2Config", "GPTNeoXConfig"),
+    *("DeepseekV2Config", "DeepseekV3Config"),
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_configuration_is_read_without_its_own_code(family: str) -> None:
+    """Its class is the user's, which notes all queries; its keys are as in its ``to_dict``."""
+    kind: Any = getattr(pytest.importorskip("transformers"), family)
+    queries: list[str] = []
+
+    def getattribute(config: Any, name: str) -> Any:
+        queries.append(name)
+        return kind.__getattribute__(config, name)
+
+    model = nn.Module()
+    model.config = type("Own", (kind,), {})()
+    expected = model.config.to_dict()
+    type(model.config).__getattribute__ = getattribute
+    keys = transformers_config(model)
+    assert queries == [] and keys is not None
+    training = Training(micro_batch_size=2, seq_length=16)
+    assert from_training(keys, training) == from_training(expected, training)
+    assert all(keys[name] == expected[value] for name, value in kind.attribute_map.items())

@@ -104,6 +104,27 @@ def test_an_uneven_exchange_counts_the_larger_side() -> None:
     assert PAYLOADS["alltoall"].nbytes(([few, few], [many])) == 40
 
 
+class CustomTensor(torch.Tensor):
+    """A tensor of the user's own class, which answers for its size."""
+
+    def numel(self) -> int:
+        raise AssertionError
+
+
+def test_a_tensor_of_an_own_class_is_a_call_of_unknown_size(group: dist.ProcessGroup) -> None:
+    """Its time counts, and no size is made up: a sum of 0 bytes would be a measured latency."""
+    custom = torch.ones(10).as_subclass(CustomTensor)
+    with Hooked() as step:
+        dist.all_reduce(torch.ones(10))
+        dist.all_reduce(custom)
+        dist.all_reduce(torch.ones(5))
+    assert seen(step.records) == [
+        (Collective.ALL_REDUCE, 40, 0),
+        (Collective.OTHER, 0, 0),
+        (Collective.ALL_REDUCE, 20, 1),
+    ]
+
+
 def test_coalesced_calls_are_one_record_with_their_sum(group: dist.ProcessGroup) -> None:
     tensors = [torch.ones(4), torch.ones(6)]
     with Hooked() as step, dist._coalescing_manager(async_ops=True) as manager:

@@ -42,8 +42,9 @@ def on(model: nn.Module, place: str) -> nn.Module:
     """As if its parameters were there."""
     for module in model.modules():
         for name in module._parameters:
-            fake: Any = SimpleNamespace(device=torch.device(place))
-            module._parameters[name] = fake
+            kind = type("Elsewhere", (nn.Parameter,), {"device": torch.device(place)})
+            kind.__module__ = "torch.nn.parameter"
+            module._parameters[name] = kind(torch.zeros(4))
     return model
 
 
