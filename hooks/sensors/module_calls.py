@@ -17,9 +17,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
+from torch._C._dynamo import eval_frame
 
 from ..process import Guard, StandIns, classes
 from .captured import is_being_compiled
@@ -94,12 +96,24 @@ class ModuleCalls:
 
 
 def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Callable[..., Any]:
-    """Return a function for ``stand_in`` that watches a method of the objects of these entries."""
+    """Return a function for ``stand_in`` that watches a method of the objects of these entries.
+
+    Where torch's method only calls a module's ``forward``, ours does, in its place: the stack is as
+    deep as without us.
+    """
+    is_torchs, of_all = _shared_hooks(original)
+    first, second, third, fourth = _HOOKS
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        method: Any = MethodType(original, self)
+        if is_torchs and type(self).__getattribute__ is object.__getattribute__:
+            get = self.__dict__.get
+            is_hooked = get(first, 1) or get(second, 1) or get(third, 1) or get(fourth, 1)
+            if not (is_hooked or any(of_all) or _is_traced()) and _compiler() is None:
+                method = self.forward
         entry = entries.get(id(self))
         if entry is None or entry[0]() is not self or is_being_compiled() or _is_traced():
-            return original(self, *args, **kwargs)
+            return method(*args, **kwargs)
         _, watch, guard = entry
         begun = None
         try:
@@ -107,9 +121,9 @@ def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Calla
         except Exception as err:
             guard.fault(err)
         if begun is None:
-            return original(self, *args, **kwargs)
+            return method(*args, **kwargs)
         try:
-            output = original(self, *args, **kwargs)
+            output = method(*args, **kwargs)
         except BaseException:
             guard.protect(watch.fail)(begun)
             raise
@@ -120,6 +134,20 @@ def wrap_calls(original: Callable[..., Any], entries: dict[int, Entry]) -> Calla
         return output
 
     return call
+
+
+_HOOKS = ["_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"]
+_OF_ALL = [f"_global{_HOOKS[number]}" for number in (1, 0, 2, 3)]
+_compiler = getattr(eval_frame, "get_eval_frame_callback", bool)
+
+
+def _shared_hooks(original: Any) -> tuple[bool, list[Any]]:
+    """Return whether a method is torch's call of a module, which looks for the hooks known here
+    first, and the hooks of all modules."""
+    code = getattr(original, "__code__", None)
+    names = [name for name in getattr(code, "co_names", ()) if "hook" in name]
+    of_all = [vars(torch.nn.modules.module).get(name) for name in _OF_ALL]
+    return names[:8] == _HOOKS + _OF_ALL, of_all
 
 
 @dataclass(frozen=True, slots=True)

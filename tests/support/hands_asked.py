@@ -4,6 +4,8 @@ optimizers, tensors, nodes of the graph."""
 from __future__ import annotations
 
 import random
+import sys
+import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -495,6 +497,30 @@ def similar_label(training: Training) -> None:
     for _ in training.steps():
         training.step()
         training.note("freed", [freed("Optimizer.step#mine"), freed("mine")])
+
+
+@case()
+def caller_by_depth(training: Training) -> None:
+    """A layer looks for a variable of its caller's by the depth of the stack, and warns there."""
+
+    class Named(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            caller = sys._getframe(3)
+            training.note("caller", [caller.f_code.co_name, caller.f_locals.get("tag")])
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                warnings.warn("deprecated", stacklevel=4)
+            training.note("warned", caught[0].lineno)
+            return super().forward(x)
+
+    def call(x: torch.Tensor, tag: str) -> torch.Tensor:
+        return named(x)
+
+    named = training.net.layers[1].linear_fc1 = Named(WIDTH, 2 * WIDTH)
+    training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=1e-3)
+    for number in training.steps():
+        training.step()
+        call(torch.ones(1, WIDTH), f"tag {number}")
 
 
 def counting(base: type) -> type:
