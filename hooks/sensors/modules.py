@@ -239,7 +239,13 @@ class ShardedSpan(Span):
 
     def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """End a call."""
-        super().end(begun, module, *self._hooks.gathers.end(module, args, kwargs), output)
+        given = self._hooks.gathers.end(begun[1]) or (args, kwargs)
+        super().end(begun, module, *given, output)
+
+    def fail(self, begun: _Begun) -> None:
+        """Drop a call that raised, with its arguments."""
+        self._hooks.gathers.end(begun[1])
+        super().fail(begun)
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
@@ -403,11 +409,10 @@ class ParameterGatherHooks:
         """Begin a span of a sharded module, before its parameters are gathered."""
         self._spans[id(module)] = span
 
-    def end(self, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """End the module's call: return the arguments that the module itself got, given the
-        call's."""
-        self._spans.pop(id(module), None)
-        return self._given.pop(id(module), (args, kwargs))
+    def end(self, span: int) -> tuple[Any, Any] | None:
+        """End a call: return the arguments that the module itself got, if they are known."""
+        self._spans = {key: running for key, running in self._spans.items() if running != span}
+        return self._given.pop(span, None)
 
     def _beginning(self, original: Any) -> Any:
         def pre_forward(group: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -433,5 +438,5 @@ class ParameterGatherHooks:
         if span is None:
             return
         if type(given) is tuple and len(given) == 2:
-            self._given[id(module)] = given
+            self._given[span] = given
         self._recorder.restart_span(span)

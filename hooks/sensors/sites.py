@@ -544,7 +544,7 @@ def _regions(models: Iterable[torch.nn.Module]) -> dict[int, str]:
 
 def _region(module: torch.nn.Module) -> str | None:
     forward = contents(module).get("forward")
-    if is_compiled(module) or hasattr(forward, "_torchdynamo_orig_callable"):
+    if is_compiled(module) or "_torchdynamo_orig_callable" in contents(forward):
         return _COMPILED
     if issubclass(type(module), torch.nn.DataParallel):
         return "replicated"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -281,6 +283,28 @@ def test_a_gather_before_a_sharded_module_is_not_the_modules_time(
     norms = [r for r in records if r.kind is K.NORM]
     assert max(r.duration_ns for r in norms) < gathered_ns
     assert Counter(r.phase for r in norms) == {Phase.FORWARD: 5, Phase.BACKWARD: 5}
+
+
+def test_the_input_of_a_sharded_module_that_raises_is_freed(one_rank: None) -> None:
+    """As when a recomputed layer is stopped early."""
+
+    class Raising(nn.LayerNorm):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            raise StopIteration
+
+    model = Model()
+    model.final_layernorm = fully_shard(Raising(2))
+    hooked, hidden = Hooked(model), torch.ones(2, 2)
+    hooked.hooks.install()
+    hooked.recorder.open(StepLog(step=0, window=0, sites=hooked.hooks.sites))
+    hooked.recorder.begin_phase("forward-compute")
+    alive = weakref.ref(hidden)
+    with pytest.raises(StopIteration):
+        model.final_layernorm(hidden)
+    del hidden
+    gc.collect()
+    assert alive() is None
+    hooked.hooks.remove()
 
 
 def test_a_class_is_not_changed_without_end(
