@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
@@ -309,31 +309,7 @@ def _term_time(
     return TermTime(term=term, time_s=time_s, low_s=low_s, high_s=high_s, source_frac=sources)
 
 
-def _levelled(whole: StepTerms, factor: float) -> StepTerms:
-    """Return the terms scaled by the level common to both layouts, which explains no difference."""
-    named = [term for term in Term if term is not Term.UNEXPLAINED]
-    terms_s = {term: factor * whole.terms_s[term] for term in named}
-    error_s = {term: {n: factor * e for n, e in whole.error_s[term].items()} for term in named}
-    rest: dict[str, float] = dict(whole.error_s[Term.UNEXPLAINED])
-    for term, errors in error_s.items():
-        for name, error in errors.items():
-            rest[name] = rest.get(name, 0.0) + whole.error_s[term][name] - error
-    terms_s[Term.UNEXPLAINED] = whole.estimate.time_s - sum(terms_s.values())
-    return replace(whole, terms_s=terms_s, error_s={**error_s, Term.UNEXPLAINED: rest})
-
-
-def _shared_level(*pair: StepTerms) -> float:
-    """Return the factor by which both steps exceed their terms, or both fall short; else 1."""
-    factors = [
-        one.estimate.time_s / (one.estimate.time_s - one.terms_s[Term.UNEXPLAINED]) for one in pair
-    ]
-    return max(1.0, min(factors)) if max(factors) > 1.0 else max(factors)
-
-
 def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
-    factor = _shared_level(one, other)
-    whole = one, other
-    one, other = (_levelled(terms, factor) for terms in whole)
     mine, its = one.estimate, other.estimate
     ours_s, theirs_s = mine.time_s * mine.unshared_sigma_log, its.time_s * its.unshared_sigma_log
     alike = 1.0
@@ -352,8 +328,8 @@ def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
             terms.append(_term_time(term, time_s, sigma_s, sources, is_signed=True))
     spread = math.exp(Z_90 * paired_sigma_log(mine, its))
     return Difference(
-        one=_explained(whole[0]),
-        other=_explained(whole[1]),
+        one=_explained(one),
+        other=_explained(other),
         time_s=mine.time_s - its.time_s,
         # The ratio is log-normal, as in a plan.
         low_s=mine.time_s / spread - its.time_s,

@@ -71,6 +71,9 @@ def test_terms_add_up_to_the_difference_and_so_do_the_changes_of_the_walk(
     assert sum(change.change_s for change in result.walk.changes) == scale
     for side in (result.one, result.other):
         assert sum(t.time_s for t in side.terms) == pytest.approx(side.estimate.time_s, rel=REL)
+    mine, its = ({t.term: t.time_s for t in side.terms} for side in (result.one, result.other))
+    for term, time_s in by_term(result).items():  # as the columns A, B and A - B have them
+        assert time_s == pytest.approx(mine.get(term, 0.0) - its.get(term, 0.0), rel=REL, abs=1e-12)
     assert result.low_s <= result.time_s <= result.high_s
     assert all(t.low_s <= t.time_s <= t.high_s for t in result.terms)
     json.dumps(explain(first, second, steps).to_json(), allow_nan=False)
