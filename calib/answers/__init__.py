@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .analysis import analyse, finish_lines, with_new_forecast
+    from .analysis import analyse, finish_lines, with_end, with_new_forecast
     from .answer import Answer, Modelled
-    from .finish_line import format_moment
+    from .finish_line import ended_text, format_moment
     from .measured_steps import (
         CPU_SESSION_SIGMA_LOG,
         SESSION_SIGMA_LOG,

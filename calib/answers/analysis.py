@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -20,6 +20,7 @@ from ..advice import (
 from ..drift import waiting_report
 from ..fit import Calibration, calibrate
 from ..forecast import (
+    Ended,
     Forecast,
     MeasuredRun,
     ModelForecast,
@@ -34,7 +35,7 @@ from ..steps import FittedSteps, KnownStep, StepEstimate, live_times
 from ..units import HOUR_S, format_count
 from ..workload import Goals, MicroBatchChoice, RunConfig
 from .answer import Answer, Modelled, measured_groups
-from .finish_line import finish_line
+from .finish_line import ended_line, finish_line
 from .history import ForecastInputs, History, Models
 from .measured_steps import RunFit, fit_run, remaining_layout, running_config
 from .request import Request
@@ -72,12 +73,14 @@ def analyse(
     history: History | None = None,
     known: Sequence[KnownStep] = (),
     directory: str = "DIR",
+    at_forecast: Callable[[], Request] | None = None,
 ) -> Answer:
     """Return the answer for the newest run in the table.
 
     ``history`` is that of the previous answer; ``known`` are steps of other runs on this machine,
     in any layout; ``directory`` is the one named by the commands in the transcript.  If the layout
-    is unknown, ``Answer.modelled`` is None.
+    is unknown, ``Answer.modelled`` is None.  ``at_forecast`` returns the request once the models
+    are fitted, which takes training some steps further.
 
     Raises ``CalibrationError`` if steps or operators are missing, ``ConfigError`` if the timeline
     does not model the running layout yet.
@@ -92,7 +95,15 @@ def analyse(
         return _answer_without_layout(table, request, end, problems)
     config = replace(config, cadence=replace(config.cadence, train_iters=end.steps_total))
     return _answer_with_layout(
-        table, request, end, config, problems, history=history, known=known, directory=directory
+        table,
+        request,
+        end,
+        config,
+        problems,
+        history=history,
+        known=known,
+        directory=directory,
+        at_forecast=at_forecast,
     )
 
 
@@ -118,13 +129,25 @@ def with_new_forecast(answer: Answer, request: Request) -> Answer:
         return later
     decision = _decision_of_steps(request, end, ahead, answer.recalibration_s)
     later = replace(later, decision=decision)
-    return replace(later, transcript=_lines_of_steps(later, request))
+    return replace(later, transcript=_lines_of_steps(later, request.goals))
+
+
+def with_end(answer: Answer, ended: Ended, goals: Goals, *, directory: str = "DIR") -> Answer:
+    """Return the answer once its run has ended: its lines are about the past and the next launch;
+    ``directory`` is as for ``analyse``."""
+    answer = replace(answer, ended=ended)
+    lines = (
+        _lines_of_steps(answer, goals)
+        if answer.modelled is None
+        else _lines_of_layout(answer, answer.modelled, goals, directory)
+    )
+    return replace(answer, transcript=lines)
 
 
 def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
     """Return only the lines on the end of the run or of the pass, for a later moment."""
-    if answer.has_finish:
-        return tuple(with_prefix([finish_line(answer.forecast, goals)]))
+    if answer.has_finish or answer.ended is not None:
+        return tuple(with_prefix(_end_lines(answer, goals)))
     # The reason why the end of the run is unknown is in the transcript already.
     return tuple(with_prefix(end_lines(answer.end, answer.forecast)[:-1]))
 
@@ -155,7 +178,7 @@ def _answer_without_layout(
         groups=measured_groups(table, loop),
         problems=tuple(problems),
     )
-    return replace(answer, transcript=_lines_of_steps(answer, request))
+    return replace(answer, transcript=_lines_of_steps(answer, request.goals))
 
 
 def _answer_with_layout(
@@ -168,6 +191,7 @@ def _answer_with_layout(
     history: History | None,
     known: Sequence[KnownStep],
     directory: str,
+    at_forecast: Callable[[], Request] | None,
 ) -> Answer:
     calibration = calibrate(table, device=config.device)
     fit = fit_run(table, live_times(calibration, config), known, config)
@@ -175,6 +199,8 @@ def _answer_with_layout(
     others = _plan(request, remaining_layout(config), fit.steps, device_memory)
     modelled = _modelled(table, request, config, calibration, fit, others, device_memory)
     view, hooks = modelled.model_forecast, hook_summary(table)
+    if at_forecast is not None and (later := at_forecast()).last_step > request.last_step:
+        request = later
     ahead, decision = run_forecast(view, request), None
     if end.steps_total:
         decision = _decision(request, others, ahead, hooks, recalibration_s(table))
@@ -198,7 +224,7 @@ def _answer_with_layout(
         modelled=modelled,
         problems=tuple(problems),
     )
-    return replace(answer, transcript=_lines_of_layout(answer, modelled, request, directory))
+    return replace(answer, transcript=_lines_of_layout(answer, modelled, request.goals, directory))
 
 
 def _modelled(
@@ -239,9 +265,9 @@ def _modelled(
 
 
 def _lines_of_layout(
-    answer: Answer, modelled: Modelled, request: Request, directory: str
+    answer: Answer, modelled: Modelled, goals: Goals, directory: str
 ) -> tuple[str, ...]:
-    config, plan, lint = modelled.config, modelled.plan, modelled.lint
+    config, plan, lint, is_over = modelled.config, modelled.plan, modelled.lint, bool(answer.ended)
     micro_batch = modelled.micro_batch
     rate = modelled.throughput(answer.measured_step_s)
     lines = [
@@ -249,23 +275,29 @@ def _lines_of_layout(
         modelled.waiting.line,
         routing_line(modelled.routing, modelled.imbalance_cost_frac),
         network_line(modelled.calibration.transfers.fitted_prior),
-        *_end_lines(answer, request.goals),
-        faster_line(plan, answer.decision, has_end=answer.has_finish),
+        *_end_lines(answer, goals),
+        faster_line(
+            plan,
+            answer.decision,
+            has_end=answer.has_finish,
+            next_launch=directory if is_over else "",
+        ),
         micro_batch.line if micro_batch is not None else "",
         lint.line(directory) if lint is not None else "",
-        decision_line(answer.decision, plan, directory=directory),
+        "" if is_over else decision_line(answer.decision, plan, directory=directory),
         checked_line(answer.hooks, answer.overhead, answer.measured_step_s, modelled.step),
     ]
     return tuple(with_prefix(lines))
 
 
-def _lines_of_steps(answer: Answer, request: Request) -> tuple[str, ...]:
+def _lines_of_steps(answer: Answer, goals: Goals) -> tuple[str, ...]:
     num_ranks, step_s = answer.run.num_ranks, answer.measured_step_s
     run = run_line(None, num_ranks, step_s, device=answer.device)
     is_decided = any(reason.rule is not Rule.EVIDENCE for reason in answer.decision.reasons)
+    is_decided &= answer.ended is None
     lines = [
         f"{run} · {_rate(answer)}",
-        *_end_lines(answer, request.goals),
+        *_end_lines(answer, goals),
         *(group.line(step_s) for group in answer.groups),
         NO_LAYOUT,
         decision_line(answer.decision) if is_decided else "",
@@ -275,6 +307,8 @@ def _lines_of_steps(answer: Answer, request: Request) -> tuple[str, ...]:
 
 
 def _end_lines(answer: Answer, goals: Goals) -> list[str]:
+    if answer.ended is not None:
+        return [ended_line(answer.ended, answer.forecast)]
     if answer.has_finish:
         return [finish_line(answer.forecast, goals)]
     return end_lines(answer.end, answer.forecast)

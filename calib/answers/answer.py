@@ -10,6 +10,7 @@ from ..drift import WaitingReport
 from ..errors import CalibrationError
 from ..fit import Calibration
 from ..forecast import (
+    Ended,
     Forecast,
     MeasuredRun,
     ModelForecast,
@@ -31,7 +32,7 @@ from .history import History, WindowScore, window_scores
 from .routing import MeasuredRouting
 from .run_end import RunEnd, forecast_json
 from .run_measurements import HookSummary, Overhead
-from .transcript import advice_line
+from .transcript import NEXT_TIME, PREFIX, advice_line
 
 _UNMEASURED = (
     "its transfers are not measured: DistributedDataParallel issues them in C++, where only "
@@ -172,10 +173,16 @@ class Answer:
     """None if the layout is unknown: the answer then rests on steps, batch and transfers."""
     groups: tuple[MeasuredGroup, ...] = ()
     """Groups of ranks and their transfers if the layout is unknown; else empty."""
-    ended_unix_s: float | None = None
-    """End of the run; None while it goes on."""
+    ended: Ended | None = None
+    """How the run ended; None while it goes on."""
     problems: tuple[str, ...] = ()
     transcript: tuple[str, ...] = ()
+
+    @property
+    def ended_unix_s(self) -> float | None:
+        """When the run reached its last step; None if it has not."""
+        is_complete = self.ended is not None and self.ended.is_complete
+        return self.ended.end_unix_s if self.ended is not None and is_complete else None
 
     @property
     def has_finish(self) -> bool:
@@ -207,7 +214,7 @@ class Answer:
     @property
     def remaining_run(self) -> RemainingRun | None:
         """The remaining run; None at its end, or if its length or layout is unknown."""
-        if self.modelled is None or not self.has_finish:
+        if self.modelled is None or not self.has_finish or self.ended is not None:
             return None
         running = self.modelled.plan.running
         restart_s = self.modelled.restart_s
@@ -254,6 +261,26 @@ class Answer:
     def advice(self) -> str:
         """The line of the transcript that has the advice; empty if there is none."""
         return advice_line(self.transcript)
+
+    @property
+    def closing_lines(self) -> tuple[str, ...]:
+        """The lines of a run that has ended on its end and on the next launch."""
+        beginnings = tuple(f"{PREFIX} {word} " for word in ("ended", "stopped", NEXT_TIME))
+        return tuple(line for line in self.transcript if line.startswith(beginnings))
+
+    @property
+    def decision_values(self) -> dict[str, float]:
+        """The decision in numbers, by key."""
+        chances = [reason.probability for reason in self.decision.reasons]
+        probability = max(filter(None, chances), default=0.0)
+        return {"is_stop_advised": float(self.is_stop), "stop_probability": probability}
+
+    @property
+    def decision_texts(self) -> dict[str, str]:
+        """The decision, and the line on it or on the next launch, by key."""
+        lines = self.closing_lines[1:] or (self.advice,)
+        advice = " · ".join(line.removeprefix(PREFIX).strip() for line in lines)
+        return {"decision": self.decision.action.value, "advice": advice}
 
     @property
     def is_stop(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 from ..advice import lateness_probability
-from ..forecast import Forecast
+from ..forecast import Ended, Forecast
 from ..units import HOUR_S, format_time
 from ..workload import Goals
 
@@ -31,6 +31,28 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
         words.append(_energy(forecast.energy_j))
     words += [_limit(forecast, name, unix_s) for name, unix_s in _limits(forecast, goals)]
     return " · ".join(words)
+
+
+def ended_line(ended: Ended, forecast: Forecast) -> str:
+    """Return how a run ended, how long it took and what it used, by the newest forecast of that."""
+    begin_unix_s = forecast.now_unix_s - forecast.elapsed_s
+    took_s = max(0.0, ended.end_unix_s - begin_unix_s)
+    has_seconds = took_s < _SHOW_SECONDS_BELOW_S
+    words = [ended_text(ended, has_seconds=has_seconds), f"{format_time(took_s)} in all"]
+    share = took_s / forecast.total_s if forecast.total_s else 0.0
+    if forecast.gpu_hours is not None:
+        words.append(f"{share * forecast.gpu_hours:.3g} GPU-hours")
+    if forecast.cost is not None:
+        words.append(f"cost {share * forecast.cost:,.2f}")
+    return " · ".join(words)
+
+
+def ended_text(ended: Ended, *, has_seconds: bool = False) -> str:
+    """Return when a run ended, or where it stopped before its last step."""
+    moment = format_moment(ended.end_unix_s, 0.0, has_seconds=has_seconds)
+    if ended.is_complete or not ended.steps_total:
+        return f"ended {moment} after {ended.iteration:,} steps"
+    return f"stopped {moment} at step {ended.iteration:,} of {ended.steps_total:,}"
 
 
 def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:

@@ -26,6 +26,8 @@ _SEED = 20250929
 _NUM_RESAMPLES = 2000
 """Twice the 1000 that percentile intervals need (Efron and Tibshirani, 1993, 13.3)."""
 _MIN_STEPS = 2
+_MIN_WINDOW_STEPS = 5
+"""Clean steps from which a window tells the level of the step; as many as a decision needs."""
 """Fewest steps of either kind, as one difference has no scatter."""
 _LAUNCH_BOUND_FRAC = 0.1
 """Smallest share of waiting for the host that is remarked on; the threshold of drifts as well."""
@@ -86,7 +88,8 @@ class HookSummary:
 
 
 def measured_step_s(table: SampleTable) -> float:
-    """Return the median bare step of the newest window, seconds; all clean steps if none is bare.
+    """Return the median bare step of the newest window that has enough steps, seconds; of all clean
+    steps if none is bare.
 
     Raises ``CalibrationError`` if there is no clean step.
     """
@@ -103,9 +106,12 @@ def measured_step_s(table: SampleTable) -> float:
 
 
 def _newest_steps(table: SampleTable) -> SampleTable:
-    """Return the table with the steps of its newest window only."""
-    steps = table.newest("steps")
-    return replace(table, steps=steps[steps["window"].isin(windows_of(table)[-1:])])
+    """Return the table with the steps of one window only: the newest that the run's end has not cut
+    short, if there is one."""
+    steps, windows = table.newest("steps"), windows_of(table)
+    num_steps = steps[steps["is_clean"]].groupby("window")["step"].nunique()
+    full = [window for window in windows if num_steps[window] >= _MIN_WINDOW_STEPS] or windows
+    return replace(table, steps=steps[steps["window"] == full[-1]])
 
 
 def measured_sigma_log(table: SampleTable) -> float:

@@ -24,6 +24,7 @@ NO_LAYOUT = (
 )
 _SEPARATOR = " · "
 _DECISION = "decision: "
+NEXT_TIME = "next time"
 
 
 def with_prefix(lines: Sequence[str]) -> list[str]:
@@ -72,8 +73,14 @@ def device_name(device: str) -> str:
     return device if name == UNKNOWN_DEVICE else name.upper()
 
 
-def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) -> str:
-    """Return the faster layout of the decision, with its gain, or why there is none."""
+def faster_line(
+    plan: Plan, decision: Decision | None, *, has_end: bool = True, next_launch: str = ""
+) -> str:
+    """Return the faster layout of the decision, with its gain, or why there is none.
+
+    ``next_launch`` is the ``--calibrate-dir`` of a run that has ended, which a restart saves
+    nothing.
+    """
     best = decision.candidate if decision and decision.candidate else plan.best
     if plan.doubt and (best is None or best.is_unsure):
         return f"faster: {INDISTINGUISHABLE}{_SEPARATOR}{plan.doubt}"
@@ -94,13 +101,16 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
     kind = "CPU ranks" if plan.running.config.device == "cpu" else "GPUs"
     where = "here" if running_num_ranks == other else f"on {other} {kind}"
     faster = "perhaps faster" if best.is_unsure else "faster"
+    saving = "its saving depends on the end of the run, which is not known"
+    if next_launch:
+        faster, saving = f"{NEXT_TIME} {faster}", _shown_by(best, plan, next_launch)
+    elif has_end:
+        saving = _saving(decision)
     words = [
         f"{faster} {where}: {layout_words(best.config)}",
         best.change_text,
         _memory(best, plan.memory_capacity_nbytes),
-        _saving(decision)
-        if has_end
-        else "its saving depends on the end of the run, which is not known",
+        saving,
     ]
     return _SEPARATOR.join(filter(None, words))
 

@@ -64,6 +64,11 @@ class RunProgress:
     """Step (from 0) of the last drift; earlier ones inform the drift estimate but not the level."""
     eval_times_s: tuple[float, ...] = ()
     save_times_s: tuple[float, ...] = ()
+    answer_times_s: tuple[float, ...] = ()
+    """Time that each answer so far has added to the steps beside it, seconds: the companion shares
+    training's processors."""
+    answers_every: int = 0
+    """Steps from one answer to the next; 0 if no more are due."""
     goals: Goals = field(default_factory=Goals)
     num_restarts: int = 0
     energy_used_j: float | None = None
@@ -238,7 +243,17 @@ def _extras(
     ]
     if so_far.irregular_times_s and len(times):
         extras.append(irregular_extra(so_far, times, schedule.num_steps))
+    extras.append(answers_extra(so_far, schedule.num_steps))
     return [extra for extra in extras if extra.num_remaining]
+
+
+def answers_extra(so_far: RunProgress, num_steps: int) -> Extra:
+    """Return what further answers will add to the steps beside them."""
+    seen = so_far.answer_times_s
+    num_remaining = num_steps // so_far.answers_every if seen and so_far.answers_every else 0
+    return seen_extra(
+        "Forerun's answers", num_remaining, seen, 0.0, sigma_log=0.0, provenance="measured"
+    )
 
 
 def irregular_extra(so_far: RunProgress, times: Sequence[float], num_steps: int) -> Extra:
@@ -443,3 +458,5 @@ def _measured_extras(
             yield seen_extra(name, count, each_s, 0.0, sigma_log=0.0, provenance="")
     if so_far.irregular_times_s and len(times) and num_remaining_steps:
         yield irregular_extra(so_far, times, num_remaining_steps)
+    if (answers := answers_extra(so_far, num_remaining_steps)).num_remaining:
+        yield answers

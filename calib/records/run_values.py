@@ -64,6 +64,8 @@ RUN_VALUES: Mapping[str, RunValue] = {
     "finish_p50_unix_s": _of("When the run ends, median."),
     "finish_p95_unix_s": _of("When the run has ended with 95 % probability."),
     "num_steps": _once("Steps of the whole run."),
+    "is_stop_advised": _once("1 if the advice is to stop, else 0."),
+    "stop_probability": _once("Probability that the strongest reason to stop holds."),
     "overhead_frac": _once("Overhead of hooks, as a share of a step of the window."),
     "overhead_below_frac": _once("Upper bound of that overhead, if noise hides it."),
     "window_next_step_error_before_frac": _once(
@@ -85,6 +87,9 @@ LEVELS = frozenset(
 )
 """Values that are valid for steps of a window too."""
 SUMMARY_VALUES: Mapping[str, str] = {
+    "decision": "The last decision: stop, continue or abstain, as text.",
+    "advice": "The line on it, or on the next launch once the run has ended, as text.",
+    "answers_time_s": "Time that Forerun's answers added to the steps beside them.",
     "num_scored_steps": "Steps that had a prediction before they ran.",
     "step_time_error_median_frac": "Predicted over measured step time, less 1, median.",
     "step_time_abs_error_median_frac": "Absolute error of the step time, median.",

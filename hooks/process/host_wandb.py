@@ -86,7 +86,7 @@ class CompanionOutput:
     """Output of the companion so far; ``num_tables`` counts how often it has sent tables."""
 
     values: Mapping[str, float] = field(default_factory=dict)
-    summary: Mapping[str, float] = field(default_factory=dict)
+    summary: Mapping[str, float | str] = field(default_factory=dict)
     alerts: Sequence[tuple[str, str]] = ()
     num_tables: int = 0
 
@@ -96,7 +96,7 @@ class CompanionOutput:
         malformed."""
         return CompanionOutput(
             values=_numbers(value["values"]),
-            summary=_numbers(value["summary"]),
+            summary=_numbers(value["summary"]) | _texts(value["summary"]),
             alerts=[(str(title), str(text)) for title, text in value["alerts"]],
             num_tables=int(value["num_tables"]),
         )
@@ -283,7 +283,11 @@ def _rates(companion_values: Mapping[str, float], time_s: float) -> dict[str, fl
     }
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _texts(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: text for name, text in values.items() if isinstance(text, str)}
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the finite numbers among the values."""
     finite_values = {}
     for name, value in values.items():

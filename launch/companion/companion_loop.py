@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...calib.advice import Decision
-from ...calib.answers import Answer, Request, analyse, finish_lines, with_new_forecast
+from ...calib.answers import (
+    Answer,
+    Request,
+    analyse,
+    finish_lines,
+    with_end,
+    with_new_forecast,
+)
 from ...calib.drift import Drift
 from ...calib.errors import ForerunError
-from ...calib.forecast import Evaluation, batch_levels, step_groups
+from ...calib.forecast import Ended, Evaluation, batch_levels, step_groups
 from ...calib.records import Action
 from ...calib.samples import RecentWindows, RunReader, SampleTable
 from ...calib.timeline import MeasuredSpan, measured_spans
@@ -26,7 +33,6 @@ from ..store import (
     Place,
     Publisher,
     RunLog,
-    end_of_run,
     finish_line,
     finite_number,
     place_of,
@@ -47,7 +53,14 @@ from ..views import (
     write_score,
 )
 from .drift_watch import DriftWatch
-from .forecasting import AnalysisInterval, ForecastSchedule, ObservedRun, ReadEnergy, open_meter
+from .forecasting import (
+    AnalysisInterval,
+    AnswerCost,
+    ForecastSchedule,
+    ObservedRun,
+    ReadEnergy,
+    open_meter,
+)
 from .log_lines import WriteGuard, log_line, print_lines
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
@@ -75,16 +88,20 @@ class CompanionLoop:
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], object] = lambda order: None,
         has_memory: Callable[[], bool] = lambda: True,
+        waiting_steps: Callable[[], Sequence[dict[str, Any]]] = lambda: (),
     ) -> None:
         settings, rank = companion_settings.settings, companion_settings.settings.rank
         self._companion_settings, self._place = companion_settings, place_of(companion_settings)
         request_fields = {"goals": settings.goals, "host_argv": settings.host_argv}
         # Placeholder; callers pass the time.
         self._base_request = Request(
-            now_unix_s=0.0, num_restarts=companion_settings.num_restarts, **request_fields
+            now_unix_s=0.0,
+            num_restarts=companion_settings.num_restarts,
+            answers_every=settings.every,
+            **request_fields,
         )
         self._publisher = publisher or Publisher(self._place)
-        self._has_memory = has_memory
+        self._has_memory, self._waiting_steps = has_memory, waiting_steps
         self._orders = AdviceOrders(settings.on_advice, give_order)
         self._requests = StopRequests(
             self._place, give_order, since_unix_s=companion_settings.requests_since_unix_s
@@ -112,7 +129,9 @@ class CompanionLoop:
         self._met: tuple[str, ...] = ()
         self._met_before = self._met
         self._next_look_unix_s = self._end_unix_s = 0.0
-        self._is_over = False
+        self._is_over = self._has_ended = False
+        self._unsaid: AnswerCost | None = None
+        """Steps beside the newest answer, of which the log has not told."""
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
         """Process one event of the training process."""
@@ -122,6 +141,9 @@ class CompanionLoop:
             row = LoggedStep.from_event(event)
             row = replace(row, is_disturbed=self._analysis_interval.covers(row.unix_s))
             self._run.add(row, float(event.get("unix_s") or now_unix_s))
+            if self._unsaid is not None and not row.is_disturbed:
+                log_line(self._unsaid.line)
+                self._unsaid = None
             self._steps.add(row)
             self._rebase(self._watching.add(row))
             self._flush(is_live=not self._steps.is_first_open)
@@ -131,6 +153,8 @@ class CompanionLoop:
             self._end_unix_s = float(event.get("unix_s") or now_unix_s)
         elif kind in ("window_closed", "probed"):
             self._analysis_interval.begin(self._run.last_unix_s or now_unix_s)
+            self._unsaid = AnswerCost()
+            self._run.answers.append(self._unsaid)
             self._closed.close(event, now_unix_s, is_probed=kind == "probed")
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> bool:
@@ -174,13 +198,20 @@ class CompanionLoop:
             if (closed := self._closed.waiting) is not None:
                 self._closed.waiting = replace(closed, since_unix_s=now_unix_s)
 
-    def finish(self, now_unix_s: float, *, is_analysed: bool = True) -> None:
-        """Analyse the last window if there is time for it, and write the final results."""
-        if is_analysed:
+    def finish(
+        self, now_unix_s: float, *, is_analysed: bool = True, has_ended: bool = True
+    ) -> None:
+        """Analyse the last window if there is time for it, and write the final results; without
+        ``has_ended``, the run may go on."""
+        self._has_ended = has_ended
+        closed, last = self._closed.waiting, self._run.last_iteration
+        # A window that the end has cut is nothing to act on, and shorter than those before.
+        is_cut = self._answer is not None and closed is not None and closed.last_iteration >= last
+        if is_analysed and not is_cut:
             self.poll(now_unix_s, is_final=True)
-        self.write_final_results(now_unix_s)
+        self.write_final_results(now_unix_s, has_ended=has_ended)
 
-    def write_final_results(self, now_unix_s: float) -> None:
+    def write_final_results(self, now_unix_s: float, *, has_ended: bool = True) -> None:
         """Write buffered rows and the score of the predictions; only the first call has an
         effect."""
         if self._is_over:
@@ -193,16 +224,15 @@ class CompanionLoop:
                 "analyses the records"
             )
         self._flush(is_final=True)
-        place = self._place
-        end_unix_s = self._end_unix_s or now_unix_s
-        track = self._writing(lambda: self._steps.close(place, end_unix_s))
-        if self._answer is not None:
-            ended_unix_s = end_of_run(place.directory, place.run_id)
-            self._answer = answer = replace(self._answer, ended_unix_s=ended_unix_s)
+        place, track = self._place, None
+        ended = self._ended(now_unix_s)
+        if has_ended or ended.is_complete:
+            track = self._writing(lambda: self._steps.close(place, ended.end_unix_s))
+            self._close_answer(ended)
+        if (answer := self._answer) is not None and answer.modelled is not None:
             # Repeated, because the end now known scores the finishes that windows predicted.
-            if answer.modelled is not None:
-                tables = wandb_tables(windows_tables(answer))
-                self._sink.tables(self._run.last_iteration, tables)
+            tables = wandb_tables(windows_tables(answer))
+            self._sink.tables(self._run.last_iteration, tables)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
@@ -211,9 +241,26 @@ class CompanionLoop:
         log_line(finish_line(track) if track else "")
         self._sink.close(self._summary())
 
+    def _ended(self, now_unix_s: float) -> Ended:
+        """Return the end of the run, now if training has sent none."""
+        num_steps = self._answer.end.steps_total if self._answer is not None else 0
+        return self._steps.ended(self._place.run_id, self._end_unix_s or now_unix_s, num_steps)
+
+    def _close_answer(self, ended: Ended) -> None:
+        """Put the answer into the past, and log what is new of it."""
+        if (answer := self._answer) is not None:
+            self._answer = self._in_the_past(answer, ended)
+            print_lines(() if answer.ended is not None else self._answer.closing_lines)
+
+    def _in_the_past(self, answer: Answer, ended: Ended) -> Answer:
+        goals, directory = self._base_request.goals, str(self._publisher.shown)
+        return with_end(answer, ended, goals, directory=directory)
+
     def _summary(self) -> dict[str, Any]:
         """Return the score of predictions so far and the throughput of the measured step."""
         score = self._steps.score.summary()
+        if answers := self._run.answers:
+            score["answers_time_s"] = sum(one.added_s for one in answers)
         return score if self._answer is None else score | summary_values(self._answer)
 
     def _write_last(self, place: Place, track: Evaluation | None) -> None:
@@ -294,6 +341,14 @@ class CompanionLoop:
         table = self._earlier.join(self._windows.table())
         self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
         problems = (*run.problems, *self._closed.problems())
+        requests = [request]
+
+        def at_forecast() -> Request:
+            """Return the request at the newest step, which came while the models were fitted."""
+            rows = [LoggedStep.from_event(event) for event in self._waiting_steps()]
+            requests.append(self._run.with_waiting(request, rows))
+            return requests[-1]
+
         seen = self._answer.modelled if self._answer else None
         answer = analyse(
             table,
@@ -302,8 +357,12 @@ class CompanionLoop:
             history=seen.history if seen else None,
             known=self._earlier.steps(table) if table.is_described else (),
             directory=str(self._publisher.shown),
+            at_forecast=at_forecast,
         )
+        request = requests[-1]
         self._answer = answer = with_normal(answer, self._publisher.shown)
+        if self._has_ended:
+            self._answer = answer = self._in_the_past(answer, self._ended(now_unix_s))
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
         spans = tuple(measured_spans(run)) if answer.modelled is not None else ()
         self._shown = table, spans

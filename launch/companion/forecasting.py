@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from ...calib.answers import Request, RunEnd
 from ...calib.forecast import Forecast
+from ...calib.units import format_frac, format_time
 from ..store import LoggedStep
 
 ReadEnergy = Callable[[], "float | None"]
@@ -24,6 +26,10 @@ NUM_RECENT_IRREGULAR = 200
 """Newest steps next to a garbage collection, an evaluation or a save that a forecast uses."""
 NUM_RECENT_BRACKETS = 500
 """Newest evaluations, and saves, that a forecast uses."""
+NUM_LEVEL_STEPS = 50
+"""Newest regular steps with which a step beside an answer is compared."""
+LEAST_SLOWED, LEAST_ADDED_FRAC = 3, 0.05
+"""Steps beside an answer, and the share that it adds to them, from which the log says so."""
 RENEW_AFTER_STEPS = 20
 RENEW_AFTER_S = 30.0
 """Minimum steps and seconds between forecasts; both must have passed."""
@@ -51,17 +57,40 @@ class ObservedRun:
         default_factory=lambda: deque(maxlen=NUM_RECENT_IRREGULAR)
     )
     _brackets: dict[str, deque[float]] = field(default_factory=dict)
+    answers: list[AnswerCost] = field(default_factory=list)
+    """Steps beside each answer."""
     _energy: list[tuple[float, float]] = field(default_factory=list)
     """First and newest reading: Unix seconds and joules."""
 
     def add(self, row: LoggedStep, unix_s: float) -> None:
         """Add a finished step."""
         self.last_iteration, self.last_unix_s = row.iteration, unix_s
+        self._add_slowed(row)
         if not (row.is_hooked or row.is_disturbed):
             if not row.flags:
                 self._bare.append(row)
             elif _IRREGULAR.issuperset(row.flags):
                 self._irregular.append(row)
+
+    def _add_slowed(self, row: LoggedStep) -> None:
+        if row.is_disturbed and not (row.is_hooked or row.flags) and self.answers and self._bare:
+            newest = [one.time_s for one in self._bare][-NUM_LEVEL_STEPS:]
+            self.answers[-1].add(row.time_s, median(newest))
+
+    def with_waiting(self, request: Request, waiting: Sequence[LoggedStep]) -> Request:
+        """Return the request at the end of steps that have not been added yet, since an answer is
+        being computed."""
+        if not waiting or waiting[-1].iteration <= request.last_step:
+            return request
+        later = replace(self, answers=[replace(one) for one in self.answers])
+        for row in waiting:
+            later._add_slowed(replace(row, is_disturbed=True))
+        return replace(
+            request,
+            now_unix_s=waiting[-1].unix_s or request.now_unix_s,
+            last_step=waiting[-1].iteration,
+            answer_times_s=tuple(one.added_s for one in later.answers),
+        )
 
     def rebase(self, since_iteration: int) -> None:
         """Start a new level after a drift; earlier steps then count only as evidence of drifts."""
@@ -104,6 +133,7 @@ class ObservedRun:
             level_since_step=max(0, self.level_since - 1),
             eval_times_s=tuple(self._brackets.get("eval", ())),
             save_times_s=tuple(self._brackets.get("save-checkpoint", ())),
+            answer_times_s=tuple(one.added_s for one in self.answers),
             energy_used_j=used_j,
             mean_power_w=power_w,
         )
@@ -114,6 +144,38 @@ class ObservedRun:
         (begin_s, begin_j), (end_s, end_j) = self._energy
         used_j = max(0.0, end_j - begin_j) * self.num_nodes
         return used_j, used_j / (end_s - begin_s) if end_s > begin_s else None
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerCost:
+    """Steps while one answer was computed."""
+
+    num_steps: int = 0
+    time_s: float = 0.0
+    regular_s: float = 0.0
+    """Time that as many steps take before it."""
+
+    def add(self, time_s: float, regular_s: float) -> None:
+        """Add a step."""
+        self.num_steps += 1
+        self.time_s += time_s
+        self.regular_s += regular_s
+
+    @property
+    def added_s(self) -> float:
+        """Time that the answer has added to these steps, seconds."""
+        return max(0.0, self.time_s - self.regular_s)
+
+    @property
+    def line(self) -> str:
+        """The cost of the answer in words; empty if nothing that shows."""
+        if self.num_steps < LEAST_SLOWED or self.added_s < LEAST_ADDED_FRAC * self.regular_s:
+            return ""
+        return (
+            f"while Forerun answered, {self.num_steps} steps took "
+            f"{format_frac(self.added_s / self.regular_s)} longer ({format_time(self.added_s)} in "
+            "all), since it shares the processors; the forecast counts that"
+        )
 
 
 @dataclass(slots=True)

@@ -82,18 +82,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         publisher=publisher,
         give_order=_write_back,
         has_memory=lambda: guard.allows(FIT_NBYTES),
+        waiting_steps=queue.waiting_steps,
     )
     shutdown.set_last_words(lambda: companion_loop.write_final_results(time.time()))
-    longest_s = _answer(companion_loop, queue, guard)
-    companion_loop.finish(time.time(), is_analysed=shutdown.remaining_s > _MARGIN * longest_s)
+    longest_s, has_ended = _answer(companion_loop, queue, guard)
+    companion_loop.finish(
+        time.time(), is_analysed=shutdown.remaining_s > _MARGIN * longest_s, has_ended=has_ended
+    )
     if shutdown.remaining_s > _MARGIN * longest_s > 0:
         _cache_fit(companion_settings.settings.directory)
     return 0
 
 
-def _answer(companion_loop: CompanionLoop, queue: EventQueue, guard: MemoryGuard) -> float:
+def _answer(
+    companion_loop: CompanionLoop, queue: EventQueue, guard: MemoryGuard
+) -> tuple[float, bool]:
     """Answer until the end, or until memory is short; return the longest processor time of an
-    answer, seconds."""
+    answer, seconds, and whether training has ended."""
     longest_s = 0.0
     is_over = has_missed = False
     while not is_over and not guard.is_short():
@@ -106,7 +111,7 @@ def _answer(companion_loop: CompanionLoop, queue: EventQueue, guard: MemoryGuard
         begin_s = time.process_time()
         if not is_over and companion_loop.poll(time.time()):
             longest_s = max(longest_s, time.process_time() - begin_s)
-    return longest_s
+    return longest_s, is_over
 
 
 def _cache_fit(directory: Path) -> None:
@@ -207,6 +212,11 @@ class EventQueue:
         """Return whether the queue is closed, after waiting for that up to ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: self._is_over, timeout_s)
+
+    def waiting_steps(self) -> list[Event]:
+        """Return the queued steps, which stay queued."""
+        with self._changed:
+            return [event for _, event in self._waiting["step"]]
 
     def take(self, timeout_s: float) -> tuple[list[Event], bool]:
         """Return queued events in order, after waiting for one up to ``timeout_s``, and whether the

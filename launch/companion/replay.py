@@ -88,7 +88,7 @@ def replay_log(run: LoggedRun, directory: Path) -> str:
         status.note(event)
     loop.poll(last_unix_s, is_final=True)
     status.end(Phase.LOGGED)
-    loop.finish(last_unix_s, is_analysed=False)
+    loop.finish(last_unix_s, is_analysed=False, has_ended=False)
     return message
 
 

@@ -19,6 +19,7 @@ from ...calib.workload import ModelShape, RunConfig, encode_fields
 from ..store import ForecastFile
 
 if TYPE_CHECKING:
+    from ...calib.forecast import Ended
     from ..known import Machine
     from ..views import Part, ReportTable
 
@@ -132,17 +133,17 @@ class RunForecast(_PublishedAnswer, ForecastFile):
     """GPU-hours of this launch to its end; None on processors without a price."""
     cost: float | None = None
     energy_j: float | None = None
-    ended_unix_s: float | None = None
-    """Actual end, once reached."""
+    ended: Ended | None = None
+    """How the run ended; None while it goes on."""
 
     @staticmethod
-    def of(run_id: str, whole: Mapping[str, Any], ended_unix_s: float | None) -> RunForecast:
+    def of(run_id: str, whole: Mapping[str, Any], ended: Ended | None) -> RunForecast:
         """Read the content of ``forecast.json``; ``RecordError`` if it is damaged."""
         named = {one.name: _value(whole, one.name, "float") for one in fields(ForecastFile)}
         for name in ("gpu_hours", "cost", "energy_j"):
             named[name] = None if whole.get(name) is None else _value(whole, name, "float")
         whole = {**whole, "run_id": run_id}
-        return RunForecast(run_id=run_id, whole=whole, ended_unix_s=ended_unix_s, **named)
+        return RunForecast(run_id=run_id, whole=whole, ended=ended, **named)
 
     @property
     def finish_p50(self) -> datetime:
@@ -157,10 +158,10 @@ class RunForecast(_PublishedAnswer, ForecastFile):
     @property
     def sentence(self) -> str:
         """End of the run, forecast or actual, and the progress at the time of the forecast."""
-        from ...calib.answers import format_moment  # slow to import
+        from ...calib.answers import ended_text, format_moment  # slow to import
 
-        if self.ended_unix_s is not None:
-            return f"ended {format_moment(self.ended_unix_s, 0.0)}"
+        if self.ended is not None:
+            return ended_text(self.ended)
         steps = self.steps_done + self.steps_left
         # With dates, since a session may be read on another day.
         p50, p95 = (

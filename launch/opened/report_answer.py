@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,13 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers import Answer, Request, analyse, format_moment, with_prefix
+from ...calib.answers import Answer, Request, analyse, with_end, with_prefix
 from ...calib.errors import RecordError
 from ...calib.records import stamped, write_text
 from ...calib.samples import SampleTable
 from ...calib.shell import quoted
 from ..known import Loaded, with_normal
 from ..store import (
+    SAMPLES,
     end_of_run,
     finish_line,
     finite_number,
@@ -126,7 +126,8 @@ class ReportAnswer(PrintableAnswer):
 
 def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
     """Return the report of a loaded run; raises as ``analyse`` does."""
-    request = _request(directory, loaded.table)
+    saved = _saved_request(directory, loaded.table.run_id)
+    request = saved or Request(now_unix_s=_recorded_unix_s(directory, loaded.table.run_id))
     answer = analyse(
         loaded.table,
         request,
@@ -134,11 +135,15 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
         known=loaded.known,
         directory=str(directory),
     )
-    answer = _with_the_past(directory, with_normal(answer, directory))
+    answer = _with_the_past(directory, with_normal(answer, directory), request)
+    if saved is None and answer.ended is None:
+        known = f"from records alone, as of step {answer.forecast.steps_done:,}"
+        note = f"{known}: whether the run went on is not known"
+        answer = replace(answer, transcript=(*with_prefix([note]), *answer.transcript))
     return ReportAnswer(directory=directory, table=loaded.table, answer=answer)
 
 
-def _with_the_past(directory: Path, answer: Answer) -> Answer:
+def _with_the_past(directory: Path, answer: Answer, request: Request) -> Answer:
     """Add the finishes predicted during training, and the run's end, if these were stored."""
     top, _ = top_of(directory)
     cached: dict[str, Any] = {}
@@ -153,32 +158,34 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
                 finite_number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")
             ]
             finishes[row["window"]] = finish_unix_s[0] or None, finish_unix_s[1] or None
-    ended_unix_s, modelled = end_of_run(top, answer.run_id), answer.modelled
-    if modelled is not None:
+    if (modelled := answer.modelled) is not None:
         modelled = replace(modelled, history=modelled.history.with_finishes(finishes))
-    past = () if ended_unix_s is None else _past(top, answer, ended_unix_s)
-    transcript = (*past, *answer.transcript)
-    return replace(answer, modelled=modelled, ended_unix_s=ended_unix_s, transcript=transcript)
+    answer = replace(answer, modelled=modelled)
+    if (ended := end_of_run(top, answer.run_id)) is None:
+        return answer
+    answer = with_end(answer, ended, request.goals, directory=str(directory))
+    return replace(answer, transcript=(*answer.transcript, *_scores(top, answer)))
 
 
-def _past(top: Path, answer: Answer, ended_unix_s: float) -> list[str]:
-    """Return lines on a run's end, the score of its predictions, and the time of other lines."""
+def _scores(top: Path, answer: Answer) -> list[str]:
+    """Return lines on what the predictions of a run that has ended were worth."""
     score: dict[str, Any] = {}
     track = None
     with suppress(RecordError):
         score = object_of_run(top, SCORE, answer.run_id) or {}
         track = read_forecasts(top).track(answer.run_id)
-    lines = (
-        f"ended {format_moment(ended_unix_s, time.time())}",
-        score_line(score),
-        finish_line(track) if track else "",
-        f"the lines below were logged at iteration {answer.forecast.steps_done}",
-    )
-    return with_prefix([line for line in lines if line])
+    return with_prefix([score_line(score), finish_line(track) if track else ""])
 
 
-def _request(directory: Path, table: SampleTable) -> Request:
-    """Return the user's request of the run, if stored, else an empty one."""
+def _saved_request(directory: Path, run_id: str) -> Request | None:
+    """Return the user's request of the run; None if training stored none."""
     top, launch_run_ids = top_of(directory)
-    saved = object_of_run(top if launch_run_ids else directory, REQUEST, table.run_id)
-    return Request(now_unix_s=time.time()) if saved is None else Request.from_json(saved)
+    saved = object_of_run(top if launch_run_ids else directory, REQUEST, run_id)
+    return None if saved is None else Request.from_json(saved)
+
+
+def _recorded_unix_s(directory: Path, run_id: str) -> float:
+    """Return when the run's last record was written, which is about when its last step ended."""
+    top, _ = top_of(directory)
+    paths = [*(top / "records" / run_id).glob("*"), *paths_of(top, SAMPLES)]
+    return max((path.stat().st_mtime for path in paths), default=0.0)

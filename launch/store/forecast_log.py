@@ -85,12 +85,11 @@ def read_forecasts(directory: Path) -> Logged:
     )
 
 
-def end_of_run(directory: Path, run_id: str) -> float | None:
-    """Return when a run completed, Unix seconds; None if it has not, or its end was not logged."""
-    ended = None
+def end_of_run(directory: Path, run_id: str) -> Ended | None:
+    """Return how a run ended; None if it goes on, or its end was not logged."""
     with suppress(RecordError):
-        ended = read_forecasts(directory).ended.get(run_id)
-    return ended.end_unix_s if ended is not None and ended.is_complete else None
+        return read_forecasts(directory).ended.get(run_id)
+    return None
 
 
 def forecasts_of(directory: Path, run_id: str) -> tuple[PastForecast, ...]:

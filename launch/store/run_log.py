@@ -136,7 +136,7 @@ class Score:
                 values["eta_h"] = hours_remaining(answer.forecast.finish_p50_unix_s, row.unix_s)
         if answer.overhead is not None:
             values |= answer.overhead.values
-        return values
+        return values | answer.decision_values
 
     def summary(self) -> dict[str, Any]:
         """Return the score as a mapping; empty before the first scored step."""
@@ -301,7 +301,7 @@ class RunLog:
     @property
     def step_coverage(self) -> tuple[Coverage, ...]:
         """Coverage of intervals of single steps so far."""
-        return step_coverage(self._ended("", 0.0, 0))
+        return step_coverage(self.ended("", 0.0, 0))
 
     def close(self, place: Place, end_unix_s: float) -> Evaluation | None:
         """Log the run's end and return the evaluation of its forecasts; None if none was made."""
@@ -309,10 +309,11 @@ class RunLog:
         if not made or not self._iteration:
             return None
         steps_total = made[-1].iteration + made[-1].steps_left
-        append_end(place, self._ended(place.run_id, end_unix_s, steps_total))
+        append_end(place, self.ended(place.run_id, end_unix_s, steps_total))
         return read_forecasts(place.directory).track(place.run_id)
 
-    def _ended(self, run_id: str, end_unix_s: float, steps_total: int) -> Ended:
+    def ended(self, run_id: str, end_unix_s: float, steps_total: int) -> Ended:
+        """Return the end of a run of that length, 0 if unknown, after the steps so far."""
         last_unix_s = self._last_step_unix_s or end_unix_s
         return Ended(
             run_id=run_id,

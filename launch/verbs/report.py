@@ -1,7 +1,6 @@
 """``forerun report``: report of a calibrated run; needs no torch.
 
-The printed text is cached, so that unchanged files need no new fit.  If the run's request is not
-recorded, the report depends on the current time, and nothing is cached.
+The printed text is cached, so that unchanged files need no new fit.
 """
 
 from __future__ import annotations
@@ -13,17 +12,15 @@ import shutil
 import sys
 from contextlib import redirect_stdout
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
 from ...calib.records import CREATED
-from ..store import CachedFile, missing_run_message, paths_of, read_object, top_of
+from ..store import CachedFile, missing_run_message
 from .arguments import ExitCode, add_file_schema, declare, print_json
 from .run_arguments import add_run
 
-_REQUEST = "request.json"
-_NAMES = (_REQUEST, "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
+_NAMES = ("request.json", "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
 _READ = tuple(folder + name for folder in ("", "runs/", "runs/*/") for name in _NAMES)
 """Files that a report reads in addition to the records."""
 _LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
@@ -39,7 +36,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the report of a run; return 1 if the advice is to stop."""
-    if sys.stdout is None or not _has_requests(args.directory, args.run_id):
+    if sys.stdout is None:
         return _answer(args)
     looks = sys.stdout.isatty(), shutil.get_terminal_size().columns, *map(os.environ.get, _LOOKS)
     question = [args.run_id, args.json, args.full, *looks]
@@ -68,15 +65,6 @@ def _answer(args: argparse.Namespace) -> int:
     else:
         print_parts(answer.parts() if args.full else answer.brief())
     return ExitCode.THRESHOLD if answer.is_stop else ExitCode.ANSWER
-
-
-def _has_requests(directory: Path, run_id: str | None) -> bool:
-    """True if the request of every run that may be meant is recorded."""
-    top, launch_run_ids = top_of(directory)
-    names = (
-        {run_id} if run_id else {*launch_run_ids} or {path.name for path in top.glob("records/*")}
-    )
-    return names <= {(read_object(path) or {}).get("run_id") for path in paths_of(top, _REQUEST)}
 
 
 class _Heard:

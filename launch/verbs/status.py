@@ -394,6 +394,8 @@ def _here(unix_s: float) -> str:
 def _decision(run_status: RunStatus, *, has_reason: bool = False) -> str:
     if run_status.decision is None:
         return f"stopped: {run_status.reason}" if run_status.reason else ""
+    if run_status.state in (State.ENDED, State.STOPPED) and not run_status.is_stop_advised:
+        return ""  # the page and the report say what the next launch could do
     reason = f" ({run_status.reason})" if has_reason and run_status.reason else ""
     return f"decision: {action_text(run_status.decision)}{reason}"
 

@@ -65,7 +65,7 @@ def tables_of(answer: Answer) -> list[ReportTable]:
     """Return all tables that have rows."""
     modelled = answer.modelled
     if modelled is None:
-        tables = [*_measured(answer)]
+        tables = [*_measured(answer), _decided(answer)]
     else:
         tables = [
             _throughput(answer, modelled),
@@ -76,6 +76,7 @@ def tables_of(answer: Answer) -> list[ReportTable]:
             *windows_tables(answer),
             *_waits(modelled),
             *_stragglers(modelled),
+            _decided(answer),
         ]
     return [table for table in tables if table.rows]
 
@@ -103,6 +104,20 @@ def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]
     return {table.key: typed_rows(table) for table in tables}
 
 
+def _decided(answer: Answer) -> ReportTable:
+    return table_of(
+        "decision",
+        "The decision, rule by rule",
+        answer.decision.reasons,
+        {
+            "rule": lambda reason: reason.rule.value,
+            "probability": lambda reason: frac_cell(reason.probability),
+            "calls for a stop": lambda reason: "yes" if reason.is_met else "no",
+            "why": lambda reason: reason.text,
+        },
+    )
+
+
 def window_values(answer: Answer) -> dict[str, float]:
     """Return values for sinks after a window's answer: the previous window's prediction errors."""
     errors_frac = {
@@ -113,8 +128,9 @@ def window_values(answer: Answer) -> dict[str, float]:
     return {name: value for name, value in errors_frac.items() if value is not None}
 
 
-def summary_values(answer: Answer) -> dict[str, float]:
-    """Return values for sinks at the end: errors of windows, throughput of the measured step.
+def summary_values(answer: Answer) -> dict[str, float | str]:
+    """Return values for sinks at the end: the decision, errors of windows, throughput of the
+    measured step.
 
     Errors are medians of absolute errors before and after the refits, over windows that have both.
     """
@@ -125,7 +141,7 @@ def summary_values(answer: Answer) -> dict[str, float]:
         both = [[abs(value) for value in pair] for pair in pairs if None not in pair]
         for when, values in zip(("before", "after"), zip(*both, strict=True), strict=False):
             medians_frac[f"windows_{name}_error_{when}_frac"] = median(values)
-    return medians_frac | answer.rates
+    return {**answer.decision_texts, **medians_frac, **answer.rates}
 
 
 def _measured(answer: Answer) -> Iterator[ReportTable]:

@@ -22,6 +22,7 @@ from ...calib.answers import (
     Answer,
     Modelled,
     Request,
+    ended_text,
     format_moment,
     predict_words,
     run_line,
@@ -340,7 +341,7 @@ def _card(page: Page, directory: str) -> dict[str, Any]:
     command."""
     answer = page.answer
     modelled, ahead, step_s = answer.modelled, answer.forecast, answer.measured_step_s
-    headline, within = _ending(answer, page.end_unix_s)
+    headline, within = _ending(answer)
     about, command = {"device": answer.device}, f"forerun report {quoted(directory)}"
     if modelled is None:
         rates = list(answer.rates.items())[:1]
@@ -371,11 +372,13 @@ def _card(page: Page, directory: str) -> dict[str, Any]:
     }
 
 
-def _ending(answer: Answer, end_unix_s: float | None) -> tuple[str, str]:
+def _ending(answer: Answer) -> tuple[str, str]:
     ahead = answer.forecast
     has_seconds = ahead.total_s < _SHOW_SECONDS_BELOW_S
-    if end_unix_s is not None:
-        return f"Ended {format_moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
+    if (ended := answer.ended) is not None:
+        took_s = max(0.0, ended.end_unix_s - (ahead.now_unix_s - ahead.elapsed_s))
+        text = ended_text(ended, has_seconds=has_seconds)
+        return text[0].upper() + text[1:], f"{format_time(took_s)} in all"
     if not answer.has_finish:
         return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
     now = ahead.now_unix_s
@@ -402,7 +405,7 @@ def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
         yield "nothing is surely faster"
         return
     yield f"{format_frac(-best.time_frac)} less per step available"
-    if remaining_run is None or answer.ended_unix_s is not None:
+    if remaining_run is None or answer.ended is not None:
         return
     running = remaining_run_cost(remaining_run, plan.running.config, plan.running.step_time_s)
     other = remaining_run_cost(remaining_run, best.config, best.step_time_s)

@@ -130,7 +130,8 @@ def test_every_value_of_a_run_and_of_its_end_has_a_line() -> None:
         next_before_frac=0.2, next_after_frac=0.1, finish_before_frac=0.2, finish_after_frac=0.1
     )
     rates = {"tokens_per_s": 1.0}
-    answer: Any = SimpleNamespace(window_scores=[window] * 3, rates=rates)
+    texts = {"decision": "continue", "advice": "decision: keep running"}
+    answer: Any = SimpleNamespace(window_scores=[window] * 3, rates=rates, decision_texts=texts)
     assert summary_values(answer).keys() - rates.keys() <= SUMMARY_VALUES.keys()
     assert window_values(answer).keys() <= RUN_VALUES.keys()
     documented = {cell.strip("`") for cell in first_cells(page("values.md"))}

@@ -12,6 +12,7 @@ import pytest
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.history import MOST_WINDOWS, History, Models
 from forerun.calib.answers.request import Request
+from forerun.calib.forecast.evaluation import Ended
 from forerun.calib.samples.columns import FRAMES
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table, only_windows
@@ -97,7 +98,9 @@ def test_the_finish_before_a_refit_is_what_the_window_before_says_at_that_moment
         assert after_s == pytest.approx(num_remaining * level_s[place], rel=0.01)
     last = answer.window_scores[-1]
     assert last.finish_after_frac == pytest.approx(0.0) and last.finish_before_frac < 0
-    ended = replace(answer, ended_unix_s=1e9 + 5000.0).window_scores[-1]
+    at_end = {"last_step_unix_s": 1e9 + 5000.0, "end_unix_s": 1e9 + 5000.0}
+    end = Ended(run_id="r", iteration=TRAIN_ITERS, steps_total=TRAIN_ITERS, **at_end)
+    ended = replace(answer, ended=end).window_scores[-1]
     total_s = 1e9 + 5000.0 - answer.forecast.now_unix_s + answer.forecast.elapsed_s
     assert ended.finish_after_frac == pytest.approx((finishes_unix_s[-1] - 1e9 - 5000.0) / total_s)
 

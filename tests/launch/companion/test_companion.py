@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from companion_settings import companion_settings, started
 
 from forerun.calib.workload.run_options import OnAdvice
+from forerun.launch.cli import main
 from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
 from forerun.launch.companion.log_lines import log_line
 from forerun.launch.companion.memory_guard import FIT_NBYTES, MemoryGuard
@@ -98,6 +100,55 @@ def test_steps_that_came_before_the_answer_are_scored_but_never_learned_from(
     assert predicted == pytest.approx([0.15] * 50)
     assert notes.summary is not None and notes.summary["num_scored_steps"] == 50
     assert notes.summary["interval_coverage_frac"] == 0.0
+
+
+@pytest.mark.parametrize(("num_steps", "state"), [(20, "ended"), (14, "stopped")])
+def test_what_is_said_after_the_end_is_past_and_no_cut_window_replaces_it(
+    directory: Path, capsys: pytest.CaptureFixture[str], num_steps: int, state: str
+) -> None:
+    loop = companion(directory, notes := Notes())
+    for step in range(WINDOW_END):
+        loop.handle(event(step), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.poll(1001.0)
+    assert "] ends " in capsys.readouterr().out
+    answered = json.loads((directory / "answer.json").read_text(encoding="utf-8"))
+    for step in range(WINDOW_END, num_steps):
+        loop.handle(event(step), 1000.0)
+    last = {"event": "window_closed", "window": 1, "last_step": num_steps - 1}
+    loop.handle(last, 1000.0)  # as the end of training closes one that a drift has opened
+    loop.finish(1000.0 + num_steps)
+    out = capsys.readouterr().out
+    assert out.count(f"[forerun] {state} ") == 1 and "ends " not in out and "decision:" not in out
+    page = (directory / "report.html").read_text(encoding="utf-8")
+    assert f"<h1>{state.capitalize()} " in page and "<h1>Ends" not in page
+    ended = json.loads((directory / "answer.json").read_text(encoding="utf-8"))
+    assert ended["forecast"] == answered["forecast"]
+    decision = json.loads((directory / "decision.json").read_text(encoding="utf-8"))
+    assert notes.summary is not None and notes.summary["decision"] == decision["action"]
+    main(["report", str(directory)])
+    report = capsys.readouterr().out
+    assert f"[forerun] {state} " in report and "[forerun] ends " not in report
+    assert state in main_output(["status", str(directory)], capsys).split("\n")[0]
+
+
+def main_output(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    main(words)
+    return capsys.readouterr().out
+
+
+def test_a_report_on_records_alone_does_not_move_with_the_clock(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in directory.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    first = main_output(["report", str(directory)], capsys)
+    assert "from records alone, as of step 11" in first
+    assert "ends 01:46" in first  # 9 more steps after the last record, 9 September 2001
+    for cached in directory.glob("report-*.json"):
+        cached.unlink()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    assert main_output(["report", str(directory)], capsys) == first
 
 
 def test_what_is_said_of_a_step_lies_in_its_own_interval(directory: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from companion_settings import companion_settings
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.calib.answers.analysis import analyse, with_new_forecast
 from forerun.calib.answers.answer import Answer
@@ -23,6 +25,7 @@ from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.forecasting import (
     RENEW_AFTER_S,
     RENEW_AFTER_STEPS,
+    AnswerCost,
     ForecastSchedule,
     ObservedRun,
     open_meter,
@@ -68,6 +71,51 @@ def test_what_is_irregular_is_kept_apart() -> None:
     assert request.eval_times_s == (3.0,)
     # Events may have waited: the forecast starts where the last step ended.
     assert (request.now_unix_s, request.last_step) == (BEGIN_S + 42, 42)
+
+
+@given(
+    num_waiting=st.integers(0, 40),
+    times_s=st.lists(st.floats(0.05, 0.4), min_size=1, max_size=12),
+    every=st.integers(0, 90),
+)
+def test_what_answers_cost_is_measured_and_counted_in_the_forecast(
+    answer: Answer, num_waiting: int, times_s: list[float], every: int
+) -> None:
+    """Steps of 0.2 s, slower beside answers: each further answer costs as much as those so far."""
+    run, now = ObservedRun(), BEGIN_S
+    for iteration in range(1, 41):
+        run.add(row(iteration), now := now + 0.2)
+    for number, time_s in enumerate(times_s):
+        run.answers.append(AnswerCost())
+        for iteration in (41 + 2 * number, 42 + 2 * number):
+            slow = replace(row(iteration, time_s), is_disturbed=True)
+            run.add(slow, now := now + time_s)
+    request = run.request(Request(now_unix_s=0.0, answers_every=every), now)
+    added_s = [max(0.0, 2 * (time_s - 0.2)) for time_s in times_s]
+    assert request.answer_times_s == pytest.approx(added_s, abs=1e-12)
+    alone = with_new_forecast(answer, replace(request, answer_times_s=())).forecast
+    ahead = with_new_forecast(answer, request).forecast
+    num_answers = (1000 - request.last_step) // every if every else 0
+    expected_s = num_answers * sum(added_s) / len(added_s)
+    assert ahead.remaining_s - alone.remaining_s == pytest.approx(expected_s, abs=1e-6)
+    waiting = [
+        replace(row(request.last_step + n, 0.3), unix_s=now + 0.3 * n)
+        for n in range(1, num_waiting + 1)
+    ]
+    later = run.with_waiting(request, waiting)
+    assert later.last_step == request.last_step + num_waiting
+    assert later.now_unix_s == pytest.approx(now + 0.3 * num_waiting)
+    assert sum(later.answer_times_s) - sum(added_s) <= 0.1 * num_waiting + 1e-9
+    assert run.request(Request(now_unix_s=0.0), now).answer_times_s == request.answer_times_s
+
+
+def test_the_log_says_what_an_answer_cost_where_that_shows() -> None:
+    cost = AnswerCost()
+    for _ in range(10):
+        cost.add(0.3, 0.2)
+    assert "10 steps took 50.0 % longer (1.000 s in all)" in cost.line
+    assert AnswerCost(num_steps=2, time_s=9.0, regular_s=1.0).line == ""
+    assert AnswerCost(num_steps=50, time_s=10.2, regular_s=10.0).line == ""
 
 
 def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
@@ -205,6 +253,6 @@ def test_the_end_of_a_run_is_that_of_its_last_step_where_the_clock_was_set_back(
     for iteration, unix_s in ((1, BEGIN_S), (2, BEGIN_S + 1), (3, BEGIN_S - HOUR_S)):
         run_log.add(replace(row(iteration), unix_s=unix_s))
     run_log.flush(None, dict, is_final=True)
-    ended = run_log._ended("r", BEGIN_S - HOUR_S + 1, 3)
+    ended = run_log.ended("r", BEGIN_S - HOUR_S + 1, 3)
     assert ended.last_step_unix_s == BEGIN_S - HOUR_S
     assert ended.end_unix_s == BEGIN_S - HOUR_S + 1

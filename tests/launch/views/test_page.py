@@ -9,16 +9,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.analysis import analyse, with_end
 from forerun.calib.answers.request import Request
 from forerun.calib.drift.stragglers import Straggler, StragglerKind, StragglerReport
-from forerun.calib.forecast.evaluation import PastForecast
+from forerun.calib.forecast.evaluation import Ended, PastForecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.timeline.items import measured_spans
+from forerun.calib.workload.run_options import Goals
 from forerun.launch.views.answer_tables import NUM_LAYOUTS
 from forerun.launch.views.answers import Page, page_of, render
 from forerun.launch.views.charts import layouts_chart
@@ -187,5 +189,18 @@ def test_markup_stays_text(page: Page) -> None:
 
 
 def test_the_card_tells_the_end(page: Page) -> None:
-    assert "<h1>Ended Sun 9 Sep 2001 01:48" in render(page)
     assert "<h1>Ends " in render(replace(page, end_unix_s=None))
+    ahead = page.answer.forecast
+    end_unix_s = ahead.now_unix_s - ahead.elapsed_s + 90.0
+    at: dict[str, Any] = {
+        "run_id": "r",
+        "last_step_unix_s": end_unix_s,
+        "end_unix_s": end_unix_s,
+    }
+    for num_steps, text in ((40, " after 40 steps <small>"), (30, " at step 30 of 40 <small>")):
+        ended = Ended(iteration=num_steps, steps_total=40, **at)
+        over = with_end(page.answer, ended, Goals())
+        card = render(replace(page, answer=over)).partition("</header>")[0]
+        assert f"<h1>{'Ended' if num_steps == 40 else 'Stopped'} Sun 9 Sep 2001 01:4" in card
+        assert f"{text}(90.000 s in all)</small></h1>" in card
+        assert "decision: " not in card and "Ends" not in card

@@ -62,7 +62,7 @@ def test_the_report_shows_waiting_and_who_is_slow(
 ) -> None:
     assert main(["report", str(directory)]) == ExitCode.ANSWER
     brief = capsys.readouterr().out.splitlines()
-    assert len(brief) <= 26 and "slow: rank 1" in "\n".join(brief)
+    assert len(brief) <= 27 and "slow: rank 1" in "\n".join(brief)
     assert brief[-1].endswith(f"forerun report {directory} --full")
     assert main(["report", str(directory), "--full"]) == ExitCode.ANSWER
     out = capsys.readouterr().out
