@@ -291,7 +291,7 @@ class RecordWriter:
             self._write(map(line_of, window.coverage(end.coverage, closing)))
             self._write([line_of(window.summary(closing)), line_of(closing)])
             self._flush()
-            if end.on_written is not None and not self._is_file_off:
+            if end.on_written is not None:
                 end.on_written()
         if self._bounded is None and self._num_written >= WHOLE_NBYTES:
             self._bound(recording_plan(self._header().world_size))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,20 @@ from ...calib.answers import (
     Request,
     analyse,
     finish_lines,
+    finish_text,
     with_end,
     with_new_forecast,
 )
 from ...calib.drift import Drift
-from ...calib.errors import ForerunError
-from ...calib.forecast import Ended, Evaluation, batch_levels, step_groups
+from ...calib.errors import CalibrationError, ForerunError
+from ...calib.forecast import (
+    Ended,
+    Evaluation,
+    MeasuredRun,
+    batch_levels,
+    measured_forecast,
+    step_groups,
+)
 from ...calib.records import Action
 from ...calib.samples import RecentWindows, RunReader, SampleTable
 from ...calib.timeline import MeasuredSpan, measured_spans
@@ -187,9 +196,24 @@ class CompanionLoop:
             if not is_patience_over and not self._windows.is_complete(closed.window):
                 return False
             self._settle(f"no answer for window {closed.window}: {err}")
+            self._forecast_from_steps(now_unix_s)
         else:
             self._settle()
         return True
+
+    def _forecast_from_steps(self, now_unix_s: float) -> None:
+        """Log when the run ends by its steps alone, which need no disk, if nothing was answered."""
+        options, request = self._companion_settings, self._run.request(self._base_request, 0.0)
+        if self._answer is not None or self._has_ended or not options.num_steps:
+            return
+        rank = options.settings.rank
+        # As on a CPU, whose steps vary more, since no record states the device.
+        run = MeasuredRun(
+            started_unix_s=options.started_unix_s, num_ranks=rank.world_size, is_cpu=True
+        )
+        with suppress(CalibrationError):  # too few steps
+            ahead = measured_forecast(run, request, steps_total=options.num_steps)
+            log_line(f"{finish_text(ahead)} by its steps alone")
 
     def _follow_clock(self, now_unix_s: float) -> None:
         """Tolerate the wall clock moving backwards."""

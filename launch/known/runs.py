@@ -114,7 +114,7 @@ def read(directory: Path, run_id: str | None) -> Loaded:
     if the run is not in the directory.
     """
     top, _ = top_of(directory)
-    newest = newest_run_id(directory)
+    newest, run_id = newest_run_id(directory), full_run_id(directory, run_id)
     if newest is not None or (run_id is not None and run_ids(top)):
         run = read_run(top, run_id or newest)
         return Loaded(table=build_table(run), problems=run.problems, is_of_records=True)
@@ -126,6 +126,13 @@ def read(directory: Path, run_id: str | None) -> Loaded:
         )
     table = read_table(paths[0]) if run_id is None else _table_of(paths, run_id)
     return Loaded(table=table, problems=(), is_of_records=False)
+
+
+def full_run_id(directory: Path, beginning: str | None) -> str | None:
+    """Return the recorded run whose id begins so, if only one does; else the text itself."""
+    names = run_ids(top_of(directory)[0])
+    found = [name for name in names if beginning and name.startswith(beginning)]
+    return found[0] if len(found) == 1 else beginning
 
 
 def newest_run_id(directory: Path) -> str | None:

@@ -389,6 +389,10 @@ def load(
             f"{home} has neither records nor {SAMPLES}; train with --calibrate "
             f"--calibrate-dir={home} first"
         )
+    if run_id is not None:
+        from ..known import full_run_id
+
+        run_id = full_run_id(home, run_id)
     return Run(
         directory=home,
         asked_run_id=run_id,

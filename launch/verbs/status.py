@@ -58,7 +58,7 @@ _WATCH = (
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of both verbs."""
     sub.description = _WATCH if sub.prog.endswith("watch") else _STATUS
-    declare(sub, DIRECTORY + "--run-id NAME  only this run or launch")
+    declare(sub, DIRECTORY + "--run-id NAME  only this run (its beginning is enough) or launch")
     add_schema(sub, "status")
 
 
@@ -157,10 +157,8 @@ def run_statuses(
     statuses = []
     for folder in folders:
         launch_id, names = _names(folder, logged, problems)
-        if run_id is not None and run_id not in (launch_id, *names):
-            continue
-        if run_id in names:
-            names = (run_id,)
+        if run_id is not None and run_id != launch_id:
+            names = tuple(name for name in names if name.startswith(run_id))
         if names:
             launch = _Launch(folder, names, problems)
             statuses.append(launch.status(launch_id, logged, owner, now_unix_s))

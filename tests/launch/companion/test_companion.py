@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,36 @@ def test_what_is_said_after_the_end_is_past_and_no_cut_window_replaces_it(
 def main_output(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     main(words)
     return capsys.readouterr().out
+
+
+def test_a_run_without_records_has_the_end_by_its_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a full disk, where no window can be read: 980 steps of 0.2 s are left."""
+    (tmp_path / "records").mkdir()
+    settings = replace(companion_settings(tmp_path, num_steps=1000), started_unix_s=1000.0)
+    loop = CompanionLoop(settings, open_sink=lambda _: Notes())
+    for step in range(20):
+        loop.handle(event(step, time_s=0.2, unix_s=1000.0 + 0.2 * step), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": 10}, 1004.0)
+    loop.poll(1004.0 + PATIENCE_S)
+    assert "] ends 00:20" not in (early := capsys.readouterr().out) and "] ends " not in early
+    loop.poll(1006.0 + PATIENCE_S)
+    out = capsys.readouterr().out
+    assert "no answer for window 0: " in out
+    assert "[forerun] ends 00:19:59 UTC (by 00:" in out and "by its steps alone" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "is_found"), [("golden", True), ("golden-run", True), ("x", False)]
+)
+def test_the_beginning_of_a_run_id_is_enough(
+    directory: Path, capsys: pytest.CaptureFixture[str], given: str, is_found: bool
+) -> None:
+    for verb in ("report", "predict"):
+        code = main([verb, str(directory), "--run-id", given])
+        assert (code == 0) == is_found
+        assert ("golden-run" in capsys.readouterr().err) == (not is_found)
 
 
 def test_a_report_on_records_alone_does_not_move_with_the_clock(
