@@ -56,17 +56,19 @@ def ended_text(ended: Ended, *, has_seconds: bool = False) -> str:
 
 
 def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
-    """Return a time in UTC, as short as is unambiguous: without the day if it is within a day.
+    """Return a time in UTC, as short as is unambiguous: without the day if it is that of now.
 
-    >>> format_moment(0.0, -60.0), format_moment(0.0, -60.0, has_seconds=True)
-    ('00:00 UTC', '00:00:00 UTC')
+    >>> format_moment(60.0, 0.0), format_moment(0.0, -60.0, has_seconds=True)
+    ('00:01 UTC', 'Thu 00:00:00 UTC')
     >>> format_moment(0.0, -1e5), format_moment(0.0, -1e6), format_moment(0.0, -1e8)
     ('Thu 00:00 UTC', 'Thu 1 Jan 00:00 UTC', 'Thu 1 Jan 1970 00:00 UTC')
     """
     at = _at(unix_s)
     if at is None:
         return _BEYOND
-    day = _day(at, abs(unix_s - now_unix_s))
+    now = _at(now_unix_s)
+    is_today = now is not None and at.date() == now.date()
+    day = "" if is_today else _day(at, abs(unix_s - now_unix_s))
     return f"{day}{_clock(at, has_seconds=has_seconds)} UTC"
 
 
@@ -83,7 +85,7 @@ def finish_text(forecast: Forecast) -> str:
     if begin is None or end is None:
         return f"{text} (by {format_moment(late, now, has_seconds=has_seconds)} with 95 %)"
     is_same_day = begin.date() == end.date() or end - begin < timedelta(hours=12)
-    day = "" if is_same_day else _day(end, max(late - now, _DAY_S))
+    day = "" if is_same_day else _day(end, late - now)
     return f"{text} (by {day}{_clock(end, has_seconds=has_seconds)} with 95 %)"
 
 
@@ -95,8 +97,6 @@ def _at(unix_s: float) -> datetime | None:
 
 
 def _day(at: datetime, away_s: float) -> str:
-    if away_s < _DAY_S:
-        return ""
     if away_s < _WEEK_S:
         return f"{at:%a} "
     year = f" {at:%Y}" if away_s > 300 * _DAY_S else ""

@@ -38,6 +38,8 @@ class Contribution:
     count: int
     time_s: float
     source: Source
+    nbytes: int = 0
+    """Payload of one call of a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,7 @@ def _contributions(
             count=count,
             time_s=count * items_s[timed],
             source=sources[timed],
+            nbytes=item.nbytes if isinstance(item, CollectiveCall) else 0,
         )
 
     work = stage_operators(config, stage)

@@ -69,7 +69,7 @@ def tables_of(answer: Answer) -> list[ReportTable]:
     else:
         tables = [
             _throughput(answer, modelled),
-            *_parts_and_work(modelled),
+            *_parts_and_work(modelled, answer.measured_step_s),
             *_models(modelled),
             layouts_table(modelled.plan, remaining_run=answer.remaining_run),
             micro_batch_table(modelled.micro_batch),
@@ -204,14 +204,15 @@ def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
     return _pairs("throughput", title, ("rate", "value"), rows)
 
 
-def _parts_and_work(answer: Modelled) -> Iterator[ReportTable]:
+def _parts_and_work(answer: Modelled, measured_s: float) -> Iterator[ReportTable]:
     running, total_s = answer.running_estimate, answer.step.time_s
     parts = [(part.value, time_s) for part, time_s in running.parts_s.items()]
     parts.append(("waiting for later ranks", answer.waiting_s))
     parts.append(("cost of hooks, subtracted", -answer.perturbation_s))
     yield table_of(
         "step_parts",
-        f"Modelled step, {format_time(total_s)}, by part (stage {running.critical_stage})",
+        f"Modelled step, {format_time(total_s)}, by part (stage {running.critical_stage}); "
+        f"measured: {format_time(measured_s)}",
         [part for part in parts if abs(part[1]) > NEGLIGIBLE_S],
         {
             "part": lambda part: part[0],
@@ -221,14 +222,15 @@ def _parts_and_work(answer: Modelled) -> Iterator[ReportTable]:
     )
     yield table_of(
         "work",
-        f"Work of the critical stage, in a simulated step of {format_time(running.time_s)}",
+        f"Work of the critical stage, in the timeline's {format_time(running.time_s)}",
         sorted(running.contributions, key=lambda work: -work.time_s)[:NUM_WORKS],
         {
             "work": lambda work: work.name,
             "phase": lambda work: work.phase,
+            "size": lambda work: bytes_cell(work.nbytes) if work.nbytes else "",
             "times per step": lambda work: whole_cell(work.count),
             "time per step": lambda work: time_cell(work.time_s),
-            "of the simulated step": lambda work: frac_cell(work.time_s / running.time_s),
+            "of the timeline": lambda work: frac_cell(work.time_s / running.time_s),
             "source": lambda work: work.source.value,
         },
     )

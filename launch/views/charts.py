@@ -194,7 +194,9 @@ def work_chart(
 ) -> Drawing | None:
     """Chart the work of the critical stage as shares of the step; small parts share a bar."""
     works = sorted(contributions, key=lambda one: -one.time_s)
-    shown = [(f"{w.name} {w.phase}", w.time_s, "blue" if w.phase else "green") for w in works]
+    names = [f"{w.name} {w.phase or format_bytes(w.nbytes)}" for w in works]
+    hues = ["blue" if w.phase else "green" for w in works]
+    shown = list(zip(names, [w.time_s for w in works], hues, strict=True))
     if rest_s := sum(one.time_s for one in works[NUM_BARS:]):
         shown[NUM_BARS:] = [(f"{len(works) - NUM_BARS} others", rest_s, "grey")]
     bars = [
@@ -206,9 +208,9 @@ def work_chart(
         )
         for name, time_s, hue in shown[: NUM_BARS + 1]
     ]
-    names = [("operators", "blue"), ("transfers, before overlap", "green")]
-    whole = f"a simulated step of {format_time(step_time_s)}"
-    return bars_chart(f"Work of the critical stage, as shares of {whole}", bars, names, width)
+    legend = [("operators", "blue"), ("transfers, before overlap", "green")]
+    whole = f"the timeline's {format_time(step_time_s)}, before waiting for other ranks"
+    return bars_chart(f"Work of the critical stage, as shares of {whole}", bars, legend, width)
 
 
 def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:
@@ -515,7 +517,7 @@ _TASKS = {
     TaskKind.HOST: ("host", "grey"),
 }
 _LANE, _GAP, _LANES_TOP, _LEFT = 18, 12, 56, 128
-_STEPS = "predicted is the simulated step, measured is a single hooked one"
+_STEPS = "predicted is the timeline before waiting, measured a single step with its hooks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,15 +157,15 @@ def test_a_run_without_records_has_the_end_by_its_steps(
 
 
 @pytest.mark.parametrize(
-    ("given", "is_found"), [("golden", True), ("golden-run", True), ("x", False)]
+    ("given", "is_known"), [("golden", True), ("golden-run", True), ("x", False)]
 )
 def test_the_beginning_of_a_run_id_is_enough(
-    directory: Path, capsys: pytest.CaptureFixture[str], given: str, is_found: bool
+    directory: Path, capsys: pytest.CaptureFixture[str], given: str, is_known: bool
 ) -> None:
     for verb in ("report", "predict"):
         code = main([verb, str(directory), "--run-id", given])
-        assert (code == 0) == is_found
-        assert ("golden-run" in capsys.readouterr().err) == (not is_found)
+        assert (code == 0) == is_known
+        assert ("golden-run" in capsys.readouterr().err) == (not is_known)
 
 
 def test_a_report_on_records_alone_does_not_move_with_the_clock(
