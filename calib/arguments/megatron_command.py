@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from types import SimpleNamespace
@@ -21,7 +22,16 @@ from .launchers import (
 )
 from .megatron_model import usual_vocab_size
 from .megatron_namespace import from_namespace
-from .megatron_options import ASIDE, ArgumentTable, is_expansion, read_mapping, read_words
+from .megatron_options import (
+    ASIDE,
+    DERIVED,
+    GROUPS,
+    ArgumentTable,
+    Values,
+    is_expansion,
+    read_mapping,
+    read_words,
+)
 from .megatron_values import as_given
 
 _DEFAULTS = {"attention_dropout": 0.1, "eval_iters": 100, "hidden_dropout": 0.1}
@@ -115,7 +125,7 @@ def config_from_mapping(
     """
     table = read_mapping(mapping)
     table.values |= read_words(options).values
-    return _described(table, num_ranks, ranks_per_node)
+    return _described(table, num_ranks, ranks_per_node, is_mapping=True)
 
 
 def split_launcher(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -140,7 +150,20 @@ def program_of(argv: Sequence[str]) -> str:
     return argv[1] if argv[0] in ("-m", "--module") and argv[1:] else PurePath(argv[0]).name
 
 
-def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Described:
+def _effective(values: Values, config: RunConfig) -> Values:
+    """Return the values without those that change nothing, such as the defaults of a namespace."""
+    # Derived names first, since no option sets them.
+    of_layout = [name for name in values if any(name in group for group in GROUPS)]
+    for name in dict.fromkeys((*sorted(DERIVED & values.keys()), *of_layout)):
+        rest = {other: value for other, value in values.items() if other != name}
+        with suppress(ConfigError):
+            values = rest if from_namespace(SimpleNamespace(**rest)) == config else values
+    return values
+
+
+def _described(
+    table: ArgumentTable, num_ranks: int, ranks_per_node: int, *, is_mapping: bool = False
+) -> Described:
     unknown = (*table.unknown, *unknown_variables(table.variables))
     unread = _unread([word for word in unknown if word not in ASIDE])
     if not _SIZES & table.values.keys():
@@ -160,7 +183,8 @@ def _described(table: ArgumentTable, num_ranks: int, ranks_per_node: int) -> Des
         words = ", ".join(f"{name} {shown(values[name])}" for name in names)
         raise ConfigError(f"{words}: a variable of the shell; write its value")
     try:
-        config = as_given(from_namespace(SimpleNamespace(**values)), table.values)
+        config = from_namespace(SimpleNamespace(**values))
+        config = as_given(config, _effective(values, config) if is_mapping else table.values)
     except ConfigError as err:
         if not unread or "is missing" not in str(err):
             raise
