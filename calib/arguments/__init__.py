@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from .hugging_face import Training, from_hugging_face, from_training, in_its_precision
     from .hugging_face_shape import notes_of_keys
     from .launch_lines import Change, LaunchLine, launch_line
-    from .launch_words import MEETING, ranks_on_each
+    from .launch_words import EXPANSION, MEETING, Phrase, Word, ranks_on_each
     from .launchers import (
         ASIDE_VARIABLES,
         GPUS_PER_NODE,
         is_of_library,
         ranks_of,
         reason,
+        split_front,
         split_variables,
         variables_of,
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import compress
@@ -339,6 +339,15 @@ class LaunchLine:
             return (False,) * len(self.phrases)
         return tuple(_is_missing_in(self.phrases, self.running))
 
+    def mapped(self, change: Callable[[Word], Word]) -> LaunchLine:
+        """Return the line with each word changed, in the running command as well."""
+        names = ("start", "program", "running")
+        parts = {
+            name: tuple(Phrase(words=tuple(map(change, one.words))) for one in getattr(self, name))
+            for name in names
+        }
+        return replace(self, **parts)
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """Options that are changed, added or removed, in command order; removed ones last."""
@@ -410,7 +419,10 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
         program=phrases(program.words),
         running=_running(launch, running),
         notes=(*program.notes, *start.notes, *unsettable_notes),
-        refused=_refused(host, running, config) if is_megatron else (),
+        refused=(
+            *(_refused(host, running, config) if is_megatron else ()),
+            *((start.refused,) if start.refused else ()),
+        ),
     )
 
 

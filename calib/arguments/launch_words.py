@@ -6,15 +6,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, pairwise
 from pathlib import PurePath
 
 from ..records import Launch
 from ..shell import assigned, quoted, required
 from ..workload import Parallelism
+from .launchers import leaves_tasks_open, ranks_of, with_tasks
 from .passed_on import MASK
 
 _ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")
 _NOT_OF_A_NAME = re.compile(r"[^A-Z0-9]+")
+EXPANSION = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})")
+"""A variable that a shell replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,10 @@ class Word:
     blank: Blank | None = None
     is_variable: bool = False
     """True for ``NAME=value`` in front of a command."""
+    is_open: bool = False
+    """True if a shell replaces the variables in the text."""
+    is_split: bool = False
+    """True if it also splits their values into words."""
 
     @property
     def shell(self) -> str:
@@ -45,10 +53,21 @@ class Word:
 
         >>> Word(text="a b").shell, Word(text="--pin=***", blank=Blank(name="PIN", hint="x")).shell
         ("'a b'", '--pin="${PIN:?x}"')
+        >>> print(Word(text="$HEAD:1 2", is_open=True).shell)
+        "$HEAD"':1 2'
         """
         if self.is_variable:
             name, _, value = self.text.partition("=")
             return assigned(name, value)
+        if self.is_split:
+            return self.text
+        if self.is_open:
+            ends = [0, *(edge for m in EXPANSION.finditer(self.text) for edge in m.span()), None]
+            parts = [self.text[a:b] for a, b in pairwise(ends)]
+            return "".join(
+                f'"{part}"' if is_variable else part and quoted(part)
+                for part, is_variable in zip(parts, cycle((False, True)))
+            )
         if self.blank is None:
             return quoted(self.text)
         return self.blank.text.join(part and quoted(part) for part in self.text.split(MASK))
@@ -100,6 +119,8 @@ class AnnotatedWords:
     words: tuple[Word, ...]
     notes: tuple[str, ...] = ()
     """Steps and facts that the words cannot express, one sentence each."""
+    refused: str = ""
+    """Why no command can be made of the words; empty if one can."""
 
 
 def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
@@ -211,6 +232,11 @@ _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.com
 _ACCELERATE = frozenset({"--main-process-ip", "--main-process-port", "--machine-rank"})
 _RANK = Blank(name="NODE_RANK", hint="the number of this node, 0 for the first")
 _ADDRESS = Blank(name="MASTER_ADDR", hint="the address of the first node")
+_JOB, _HEAD = (
+    Blank(name=name, hint=f"{what}, which Slurm sets for a batch script")
+    for name, what in (("SLURM_JOB_ID", "the job"), ("SLURMD_NODENAME", "its first node"))
+)
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,28 +258,33 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Annot
     """
     now = _Nodes(num_nodes=launch.num_nodes, ranks_per_node=launch.ranks_per_node)
     is_known = bool(launch.launcher) and now.num_nodes * now.ranks_per_node == running.num_ranks
-    launcher_words = _words_of(launch.launcher)
-    if (
-        is_known
-        and wanted.num_ranks == running.num_ranks
-        and not _names_one_node(launcher_words, now)
-    ):
-        return AnnotatedWords(words=launcher_words)
+    launcher, kind = launch.launcher, _kind(launch.launcher)
+    is_same = is_known and wanted.num_ranks == running.num_ranks
+    is_unchanged = is_same and not _names_one_node(plain(launcher), now)
+    if is_unchanged and not leaves_tasks_open(launcher):
+        return AnnotatedWords(words=_words_of(launcher))
     nodes, notes = _nodes(wanted, ranks_on_each(launch, running, wanted))
-    kind = _kind(launch.launcher)
-    if kind is None:
+    launcher_words = _words_of(with_tasks(launcher, nodes.num_nodes, nodes.ranks_per_node))
+    if not (launcher and (ranks_of(launcher).launcher or not _PYTHON.match(launcher[0]))):
         if launch.argv:
             notes = (
                 *notes,
                 ("how the run was started is not known; this command starts it with torchrun"),
             )
-        launcher_words = plain(("torchrun", "--standalone"))
-    change = _accelerate if kind == "accelerate" else _torchrun
-    # Options after ``-m package`` would be read by that module.
-    end = len(launcher_words) - 2 * _ends_in_module(launcher_words)
-    return AnnotatedWords(
-        words=(*change(launcher_words[:end], now, nodes), *launcher_words[end:]), notes=notes
+        kind, launcher_words = "torchrun", plain(("torchrun", "--standalone"))
+    if kind and not is_unchanged:
+        change = _accelerate if kind == "accelerate" else _torchrun
+        # Options after ``-m package`` would be read by that module.
+        end = len(launcher_words) - 2 * _ends_in_module(launcher_words)
+        launcher_words = (*change(launcher_words[:end], now, nodes), *launcher_words[end:])
+    stated = ranks_of([word.text for word in launcher_words])
+    is_right = stated.num_ranks in (wanted.num_ranks, 0 if is_same else wanted.num_ranks)
+    refused = (
+        f"{PurePath(launcher_words[0].text).name} is not known to start {wanted.num_ranks} ranks "
+        "by these options; write its line for as many, and give that"
     )
+    is_right &= stated.num_nodes in (0, nodes.num_nodes)
+    return AnnotatedWords(words=launcher_words, notes=notes, refused=refused * (not is_right))
 
 
 def _kind(launcher: Sequence[str]) -> str | None:
@@ -324,19 +355,22 @@ def _torchrun(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tup
     if nodes.num_nodes == 1:
         return join_phrases(_without_rendezvous(launcher_phrases, MEETING, now))
     launcher_phrases = [one for one in launcher_phrases if one.name not in _ONE_NODE]
-    if any(one.name == "--node-rank" for one in launcher_phrases):
-        launcher_phrases = set_option(
-            launcher_phrases, "--node-rank", Word(text=MASK, blank=_RANK), "-"
-        )
     address = _value(launcher_phrases, "--rdzv-endpoint") or _value(
         launcher_phrases, "--master-addr"
     )
-    if not address or address.partition(":")[0] in _HERE:
+    # One command for all nodes, which therefore can name none of them.
+    is_by_slurm = any(PurePath(word.text).name == "srun" for word in launcher_words)
+    is_by_rank = is_by_slurm and any(one.name == "--node-rank" for one in launcher_phrases)
+    if not address or address.partition(":")[0] in _HERE or is_by_rank:
         launcher_phrases = [one for one in launcher_phrases if one.name not in MEETING]
+        name = Word(text=MASK, blank=_JOB) if is_by_slurm else Word(text="forerun")
+        head = Word(text=f"{MASK}:{_PORT}", blank=_HEAD if is_by_slurm else _ADDRESS)
         launcher_phrases = set_option(launcher_phrases, "--rdzv-backend", Word(text="c10d"), "-")
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-id", Word(text="forerun"), "-")
-        meeting = Word(text=f"{MASK}:{_PORT}", blank=_ADDRESS)
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-endpoint", meeting, "-")
+        launcher_phrases = set_option(launcher_phrases, "--rdzv-id", name, "-")
+        launcher_phrases = set_option(launcher_phrases, "--rdzv-endpoint", head, "-")
+    elif any(one.name == "--node-rank" for one in launcher_phrases):
+        node = Word(text=MASK, blank=_RANK)
+        launcher_phrases = set_option(launcher_phrases, "--node-rank", node, "-")
     return join_phrases(launcher_phrases)
 
 

@@ -34,6 +34,14 @@ _NODE_RANKS = (
 GPUS_PER_NODE = 8
 """Ranks per node assumed where a description leaves them open, as on a common server."""
 _PPR = re.compile(r"ppr:(\d+):node")
+_OF_SCHEDULER = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables that a launcher sets for the processes of a job, by how they begin."""
+_PLAIN_FRONT = ("exec", "time", "command")
+"""Words of a shell in front of a command."""
+_TASKS = ("--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node")
+"""Options of ``srun`` that say how many tasks it starts."""
+_PROGRAM = re.compile(r"(?:python[\d.]*|numactl|taskset|env|(?:ba)?sh)")
+"""Programs that ``srun`` may start, whose options are their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +107,52 @@ def split_variables(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ..
             is_place = False
             rest.append(word)
     return variables, tuple(rest)
+
+
+def split_front(words: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables set in front of a command, and the command.
+
+    Those that a scheduler or launcher sets for its own processes are dropped.
+
+    >>> split_front(["A=1", "SLURM_NTASKS=4", "exec", "env", "B=2", "srun", "env", "C=3", "t.py"])
+    ({'A': '1', 'B': '2'}, ('srun', 'env', 'C=3', 't.py'))
+    """
+    place = 0
+    for word, after in zip(words, (*words[1:], ""), strict=False):
+        is_env = word.rpartition("/")[2] == _ENV and not after.startswith("-")
+        if not (is_env or word in _PLAIN_FRONT or _ASSIGNED.fullmatch(word)):
+            break
+        place += 1
+    variables, _ = split_variables([word for word in words[:place] if word not in _PLAIN_FRONT])
+    stays = {n: value for n, value in variables.items() if not n.startswith(_OF_SCHEDULER)}
+    return stays, tuple(words[place:])
+
+
+def with_tasks(words: Sequence[str], num_nodes: int, per_node: int) -> tuple[str, ...]:
+    """Return a command with other numbers of nodes and tasks of its ``srun``: one task a node in
+    front of another launcher, else ``per_node``.
+
+    >>> " ".join(with_tasks("srun -N2 --mpi pmix -n 16 numactl -N 0 python".split(), 4, 8))
+    'srun --nodes=4 --ntasks-per-node=8 --mpi pmix numactl -N 0 python'
+    """
+    out: list[str] = []
+    is_of_srun = is_value = False
+    for place, word in enumerate(words):
+        name = PurePath(word).name
+        is_of_srun &= not (name in _READERS or _PROGRAM.fullmatch(name))
+        is_short = word[:2] in _TASKS and word[2:].isdecimal()
+        is_dropped = is_value or (is_of_srun and (word.partition("=")[0] in _TASKS or is_short))
+        is_value = is_dropped and not is_value and word in _TASKS
+        out += [] if is_dropped else [word]
+        if name == "srun":
+            is_of_srun, each = True, 1 if _parts(words[place + 1 :]) else per_node
+            out += [f"--nodes={num_nodes}", f"--ntasks-per-node={each}"]
+    return tuple(out)
+
+
+def leaves_tasks_open(words: Sequence[str]) -> bool:
+    """Return True if an ``srun`` among the words does not say how many tasks it starts."""
+    return any(name == "srun" and not _srun(part).num_ranks for name, part in _parts(words))
 
 
 def _parts(words: Sequence[str]) -> list[tuple[str, list[str]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...calib.advice import Plan, plan
-from ...calib.arguments import LayoutConstraint, program_of, ranks_of, split_launcher
+from ...calib.arguments import LayoutConstraint, program_of, ranks_of, split_front, split_launcher
 from ...calib.errors import RecordError
 from ...calib.records import NAME, Launch
 from ...calib.search import Effort
@@ -101,7 +101,8 @@ def launch_of_command(command: Sequence[str], layout: Parallelism) -> Launch:
     """
     launcher, rest = split_launcher(command)
     begin = len(launcher) if launcher or len(rest) < len(command) else 0
-    launch = Launch(launcher=tuple(launcher), argv=tuple(command[begin:]))
+    environment, words = split_front(launcher)
+    launch = Launch(launcher=words, argv=tuple(command[begin:]), environment=environment)
     return _on_nodes(launch, layout, ranks_of(launcher).per_node)
 
 

@@ -620,8 +620,9 @@ class Prediction(LayoutAnswer):
         launch = launch_for(self.run.directory, self.run_id, self.described, self.other)
         comments = (f"{MARK} for {self.run_id}", self.sentence)
         run = self.whole_run or self._length()
-        text = batch_script(self.layout, run, launch, self.described, comments)
-        write_script(path, text)
+        script = self.other.script
+        text = batch_script(self.layout, run, launch, self.described, comments, script)
+        write_script(path, text, script)
 
     @property
     def sentence(self) -> str:

@@ -26,6 +26,7 @@ from ...calib.workload import option_of
 if TYPE_CHECKING:
     from ...calib.workload import Parallelism, RunConfig
     from ..known import Machine
+    from ..options import LaunchScript
 
 
 _RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"
@@ -41,6 +42,8 @@ class OtherRun:
     """Answer even if an option is not modelled."""
     without_effect: tuple[str, ...] = ()
     """Options of the user's script that change neither time nor memory."""
+    script: LaunchScript | None = None
+    """The script that the command is the launch of."""
 
     def of(self, machine: Machine, num_ranks: int) -> tuple[Machine, RunConfig, tuple[str, ...]]:
         """Return machine, run and notes: the described run on ``num_ranks`` ranks (0: as described)

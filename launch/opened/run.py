@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ...calib.arguments import AxisValue
     from ...calib.search import Effort
     from ..known import Loaded, Machine
-    from ..options import Several
+    from ..options import LaunchScript, Several
     from ..views import ReportTable
     from .answer_types import Layout, Model, RunDecision, RunForecast
     from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
@@ -328,9 +328,10 @@ class Run(PrintableAnswer):
         anyway: bool,
         assume_no_effect: Sequence[str],
     ) -> OtherRun:
-        from ..options import inner_launch_line
+        from ..options import inner_launch_line, launch_script
 
         return OtherRun(
+            script=launch_script(command),
             config=None if config is None else Path(config),
             command=inner_launch_line(command),
             is_any_answer=anyway,
@@ -412,6 +413,8 @@ class Unmeasured(Run):
     described: RunConfig
     config: Path | None = None
     command: tuple[str, ...] = ()
+    script: LaunchScript | None = None
+    """The script that the command is the launch of."""
 
     @cached_property
     def run_id(self) -> str:
@@ -438,7 +441,8 @@ class Unmeasured(Run):
     ) -> OtherRun:
         if config is None and not command:
             config, command = self.config, self.command
-        return super()._other(config, command, anyway, assume_no_effect)
+        other = super()._other(config, command, anyway, assume_no_effect)
+        return replace(other, script=other.script or self.script)
 
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
@@ -470,11 +474,11 @@ def unmeasured(
     without them; ``num_ranks``: 0 for the command's number.  Raises ``ConfigError`` if the run or
     its ranks are not described.
     """
-    from ..options import completed, described_run, inner_launch_line
+    from ..options import completed, described_run, inner_launch_line, launch_script
 
     name = known_device(device).driver_name
     base = _any_run(name, num_ranks)
-    command = inner_launch_line(command)
+    script, command = launch_script(command), inner_launch_line(command)
     try:
         described = described_run(config, command, base, num_ranks=num_ranks)
     except ConfigError:
@@ -497,6 +501,7 @@ def unmeasured(
         described=replace(described.config, device=name),
         config=config,
         command=tuple(command),
+        script=script,
     )
 
 

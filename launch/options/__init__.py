@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .config_files import completed, described_run, inner_launch_line
+    from .config_files import (
+        LaunchScript,
+        completed,
+        described_run,
+        inner_launch_line,
+        launch_script,
+    )
     from .flags import FLAGS, LIMIT, REQUESTS, rank_info, read_cluster, split
     from .plan_options import (
         NUM_TOP,

@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(row)
         if args.write is not None:
-            print_notes(f"{args.write} starts it; read it first")
+            how = "sbatch " * ("\n#SBATCH" in row.script) + str(args.write)
+            print_notes(f"{how} starts it; read it first")
     return ExitCode.ANSWER
 
 

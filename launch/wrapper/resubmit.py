@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ...calib.arguments import unmask_arguments
+from ...calib.arguments import is_of_library, unmask_arguments
 from ...calib.records import replace_file, sealed
-from ...calib.shell import quoted
+from ...calib.shell import assigned, is_variable, quoted
 from ...hooks.process import is_module
 from ..options import split
 from .log_lines import log_line, one_line
@@ -48,8 +48,13 @@ def script(words: Sequence[str], reason: str, time: str, environ: Mapping[str, s
     ``time`` is that of the next job, in the format of ``--time``; empty if unknown.  Raises
     ``OSError`` if the working directory is gone.
     """
+    # sbatch hands a job's variables on, a shell of another day does not.
+    libraries = {n: v for n, v in environ.items() if is_of_library(n) and is_variable(n, v)}
+    variables = {} if environ.get("SLURM_JOB_ID") else libraries
+    command = " env" * bool(variables)
+    command += "".join(f" {assigned(*one)}" for one in sorted(variables.items()))
     # One option with its values per line.
-    command = "".join(
+    command += "".join(
         (" \\\n    " if word.startswith("--") else " ") + _of_next(word, environ) for word in words
     )
     lines = (

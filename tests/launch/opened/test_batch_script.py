@@ -76,12 +76,14 @@ def test_a_shell_starts_the_line_on_the_nodes_of_the_job(tmp_path: Path) -> None
     srun.chmod(0o700)
     assert write(path, "--tokens", "20B", "--tp", "2") == ExitCode.ANSWER
     slurm = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n5"}
+    slurm["SLURM_CPUS_PER_TASK"] = options(path.read_text())["cpus-per-task"].split()[0]
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **slurm}
     subprocess.run(["bash", str(path)], cwd=tmp_path, env=env, check=True)
     connections, *words = (tmp_path / "ran").read_text().splitlines()
     assert connections == "1"
     command_line = " ".join(words)
-    assert command_line.startswith("--kill-on-bad-exit=1 torchrun --nnodes 2 --rdzv-id 7")
+    start = "--cpus-per-task=64 --kill-on-bad-exit=1 torchrun --nnodes 2 --rdzv-id 7"
+    assert command_line.startswith(start)
     assert "--rdzv-endpoint n5:29500 --nproc-per-node 8 pretrain_gpt.py --bf16" in command_line
     assert "--master-addr" not in command_line and "--node-rank" not in command_line
     assert "--tensor-model-parallel-size 2" in command_line

@@ -125,3 +125,21 @@ def test_the_name_of_a_job_is_one_value_of_one_line(name: str) -> None:
     assert value[0] == value[-1] == '"'
     job_name = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
     assert job_name == " ".join("".join(c if c.isprintable() else " " for c in name).split())
+
+
+def test_variables_of_libraries_are_those_of_the_run(tmp_path: Path) -> None:
+    """Another shell has other ones, and Megatron-LM refuses to start without some."""
+    environ = {
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "NCCL_IB_HCA": "a b",
+        "HOME": "/x",
+        "API_KEY": "s",
+    }
+    path = tmp_path / "go.sh"
+    path.write_text(script(["env"], "it pays", "", environ))
+    done = subprocess.run(["bash", str(path)], env={"PATH": "/usr/bin:/bin"}, stdout=-1, text=True)
+    started = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    assert (started["CUDA_DEVICE_MAX_CONNECTIONS"], started["NCCL_IB_HCA"]) == ("1", "a b")
+    assert not {"HOME", "API_KEY"} & started.keys()
+    job = script(["env"], "it pays", "", {**environ, "SLURM_JOB_ID": "7"})
+    assert "NCCL_IB_HCA" not in job
