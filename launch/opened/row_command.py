@@ -350,9 +350,7 @@ def batch_script(
     program = _NOT_OF_A_NAME.sub("_", PurePath(next(iter(launch.argv), "train")).stem)
     options = {"job-name": program, "cpus-per-task": cpus, "time": time}
     options |= {} if is_processor(config.device) else {"gpus-per-node": each}
-    start = (
-        f"--time={time}: the upper 95 % end of the run, and {_START_S / 60:.0f} minutes to start."
-    )
+    start = f"The run needs --time={time}: its upper 95 % end, {_START_S / 60:.0f} minutes to start"
     texts = (*comments, *run.lines, start)
     return _script(line, launch, user_script, texts, counts, options)
 

@@ -521,6 +521,13 @@ def test_what_cannot_be_written_is_named(
     assert not (programs.parent / "go.sh").exists()
 
 
+def test_flags_of_a_launch_stay_in_its_script(programs: Path) -> None:
+    text = f"torchrun --standalone --nproc-per-node 8 {LINE} --calibrate --calibrate-dir=x"
+    started = execute(written(programs, text, "bash", "FILE", gpus=8), programs, ["--seed=7"])
+    assert {"--calibrate", "--calibrate-dir=x"} <= {*started.program}
+    assert started.program[-1] == "--seed=7"
+
+
 def test_a_script_that_reads_files_beside_itself_stays_there(programs: Path) -> None:
     (programs.parent / "other").mkdir()
     run = unmeasured(
