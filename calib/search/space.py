@@ -40,6 +40,12 @@ WHOLE: dict[str, Any] = {
     "num_optimizer_instances": 1,
 }
 """Fields of ``Parallelism`` if every replica has whole weights, gradients and states."""
+_DISTRIBUTED: dict[str, Any] = {
+    "is_optimizer_distributed": True,
+    "sharding": Sharding.OPTIMIZER,
+    "num_optimizer_instances": 1,
+}
+"""The same if replicas share the states."""
 
 
 FSDP_OPTIONS = ("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format")
@@ -98,28 +104,26 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
     """Return the states of a layout that its program supports.
 
     The distributed optimizer is off, on, or in ``num_instances`` instances, each with every overlap
-    (none on a CPU) and with its states on the device or on the host.  The only choice is the
-    current one if nothing is replicated, if gradients or weights are sharded, or for custom loops.
-    Choices that the program has no options for are excluded.
+    (none on a CPU) and with its states on the device or on the host.  If nothing is replicated,
+    only their place is a choice.  The only choice is the current one if gradients or weights are
+    sharded, or for custom loops.  Choices that the program has no options for are excluded.
     """
     par = layout.parallelism
     unchanged = (States(changes=(), offload_frac=layout.optimizer_offload_frac),)
     is_deep = par.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
-    if par.dp * par.cp == 1 or is_deep or par.engine is not Engine.MEGATRON:
+    if is_deep or par.engine is not Engine.MEGATRON or not takes_options(layout):
         return unchanged
-    if not takes_options(layout):
-        return unchanged
+    if par.dp * par.cp == 1:
+        fracs = _offloads(layout, _DISTRIBUTED)[1:]
+        hosted = [States(changes=tuple(_DISTRIBUTED.items()), offload_frac=frac) for frac in fracs]
+        return (*unchanged, *(_taken(layout, hosted) if layout.absent else hosted))
     # The precision-aware optimizer requires the distributed optimizer.
     is_plain = not layout.optimizer_state_nbytes
     choices = [(WHOLE, on) for on in _overlaps(layout, 1)] if is_plain else []
     for number in dict.fromkeys((1, num_instances)):
         if par.dp * par.cp % number or par.expert_dp % number:
             continue
-        changes = {
-            "is_optimizer_distributed": True,
-            "sharding": Sharding.OPTIMIZER,
-            "num_optimizer_instances": number,
-        }
+        changes = {**_DISTRIBUTED, "num_optimizer_instances": number}
         choices += [(changes, on) for on in _overlaps(layout, 2)]
     every = tuple(
         States(changes=tuple({**changes, **on}.items()), offload_frac=frac)
