@@ -129,7 +129,7 @@ def breadth(plan: Plan, steps: FittedSteps) -> Breadth | None:
     those that differ from its fastest on this axis only and fit by the rule of the search.
     """
     ranked = sorted(
-        (c for c in (plan.running, *plan.candidates) if c.verdict is not Verdict.DOES_NOT_FIT),
+        (c for c in plan.rows.values() if c.verdict is not Verdict.DOES_NOT_FIT),
         key=lambda c: c.step_time_s,
     )
     if not ranked:
@@ -300,8 +300,7 @@ def why_not(
 
 
 def _behind(best: Candidate, plan: Plan) -> str:
-    able = [plan.running, *plan.candidates]
-    able = [one for one in able if one.verdict is not Verdict.DOES_NOT_FIT]
+    able = [one for one in plan.rows.values() if one.verdict is not Verdict.DOES_NOT_FIT]
     first = min(able, key=lambda one: one.step_time_s, default=best)
     if first.config == best.config:
         return f"no layout does: {best.label} is first"
@@ -319,7 +318,7 @@ def _needed(least: Candidate, capacity_nbytes: int | None) -> str:
 
 def _untried(constraint: LayoutConstraint, plan: Plan, num_ranks: int) -> Iterator[RunConfig]:
     """Yield the best layouts with the requested values put in, if they can run, each once."""
-    able = [plan.running, *plan.candidates]
+    able = plan.rows.values()
     ours = (one.config for one in able if one.config.parallelism.num_ranks == num_ranks)
     words = _words({**_first(constraint), "gpus": num_ranks})
     seen: set[RunConfig] = set()

@@ -305,11 +305,24 @@ class Plan(Encoded):
     """True if another layout has to resume from the run's checkpoint of this model."""
     is_unmeasured: bool = False
     """True if nothing of the machine was measured; layouts tight in memory are not offered then."""
+    is_listed: bool = True
+    """False if ``running`` is no layout that anybody runs or requested."""
+
+    @property
+    def rows(self) -> dict[int, Candidate]:
+        """Layouts by row of the table: 0 is the running one, if it has a row."""
+        first = 0 if self.is_listed else 1
+        return dict(enumerate((self.running, *self.candidates)[first:], first))
 
     @property
     def num_layouts(self) -> int:
         """Number of layouts that were searched."""
         return sum(proof.num_layouts for proof in self.proofs.values())
+
+    @property
+    def num_fitting(self) -> int:
+        """Number of ranked layouts that may fit in memory."""
+        return sum(one.verdict is not Verdict.DOES_NOT_FIT for one in self.candidates)
 
     @property
     def doubt(self) -> str:
@@ -420,6 +433,9 @@ def plan(
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
     is_running: bool = True,
+    is_listed: bool = True,
+    has_checkpoints: bool = True,
+    is_unmeasured: bool = False,
     keep: LayoutConstraint | None = None,
     effort: Effort | None = None,
 ) -> Plan:
@@ -427,7 +443,8 @@ def plan(
 
     ``steps`` predicts step times, with measured steps as measured; errors that two layouts share
     cancel in their ratio.  Without ``is_running``, ``config`` is a requested layout, and nothing is
-    compared with it.  ``memory_offset_nbytes`` is the measured memory peak minus its estimate
+    compared with it; without ``is_listed`` it only states model and batch, and may be one of the
+    best.  ``memory_offset_nbytes`` is the measured memory peak minus its estimate
     (None: not measured).  ``keep`` excludes layouts that it does not allow; layouts that the
     program has no options for are excluded too, and counted.  Behind layouts that fit are some that
     do not, least lacking first.
@@ -438,9 +455,17 @@ def plan(
         capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0
     )
 
-    def searched(count: int, constraint: LayoutConstraint | None) -> SearchResult:
+    def searched(
+        count: int, constraint: LayoutConstraint | None, *, is_sure: bool = False
+    ) -> SearchResult:
         result = best_layouts(
-            config, steps, count, budget=budget, keep=constraint, effort=effort or Effort()
+            config,
+            steps,
+            count,
+            budget=replace(budget, is_sure=is_sure),
+            keep=constraint,
+            effort=effort or Effort(),
+            is_listed=is_listed,
         )
         if constraint is None or not constraint.axes:
             return result
@@ -450,9 +475,23 @@ def plan(
     planned = partial(
         _make_plan, config, steps, memory_capacity_nbytes, memory_offset_nbytes, is_running
     )
+
+    def plan_of(others: Sequence[RunConfig]) -> Plan:
+        made = planned(results, others)
+        return replace(
+            made,
+            is_listed=is_listed,
+            has_checkpoints=has_checkpoints,
+            is_unmeasured=is_unmeasured,
+        )
+
     given = fix_unavailable_axes(config, keep)
     results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
-    first = planned(results, ())
+    first = plan_of(())
+    if is_unmeasured and first.best is None and first.num_fitting:
+        # All of the fastest are tight: those that surely fit are slower than these.
+        sure = [searched(count, given, is_sure=True).best for count in wanted]
+        return plan_of([one.config for best in sure for one in best])
     followed = _resumable_constraint(config, given or LayoutConstraint())
     # The ratio is NaN if no running layout does the same work; such layouts may be offered.
     quicker = [c for c in first.candidates if not c.time_frac >= 0]
@@ -461,7 +500,7 @@ def plan(
         return first
     # Layouts that the program supports may rank behind all of these.
     others = [layout for count in wanted for layout in searched(count, followed).layouts]
-    return planned(results, others)
+    return plan_of(others)
 
 
 def unsupported_reason(config: RunConfig, running: RunConfig) -> str:

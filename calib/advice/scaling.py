@@ -203,7 +203,7 @@ def best_on(num_ranks: int, plan: Plan, keep: LayoutConstraint | None = None) ->
     """
     able = [
         one
-        for one in (*plan.candidates, plan.running)
+        for one in plan.rows.values()
         if one.config.parallelism.num_ranks == num_ranks
         and one.verdict is not Verdict.DOES_NOT_FIT
         and (keep is None or keep.allows(one.config))

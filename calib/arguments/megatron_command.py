@@ -58,6 +58,8 @@ class Described:
     unknown: tuple[str, ...]
     notes: tuple[str, ...] = ()
     """Assumptions about settings that the description leaves open."""
+    has_layout: bool = True
+    """False for a model alone, whose degrees are those of the run that it is put into."""
 
 
 def config_from_command(

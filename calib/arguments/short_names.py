@@ -62,6 +62,26 @@ def expand(argv: Sequence[str]) -> list[str]:
     return [word for option, words in options_of(argv) for word in _expanded(option, words)]
 
 
+def split_degrees(argv: Sequence[str]) -> tuple[LayoutConstraint, list[str]]:
+    """Return the degrees that options name, as a constraint, and all options but these and the
+    number of ranks.
+
+    >>> keep, rest = split_degrees(["--tp=8", "--bf16", "--gpus", "64"])
+    >>> str(keep), rest
+    ('tp=8', ['--bf16'])
+    """
+    axes: list[AxisConstraint] = []
+    rest: list[str] = []
+    by_option = {axis.options(1)[0]: axis for axis in map(layout_name, _DEGREES)}
+    for option, words in options_of(expand(argv)):
+        axis = by_option.get(option)
+        if axis is None or len(words) != 1:
+            rest += option_words(option, words) if option else words
+        elif axis.name != "gpus":
+            axes.append(AxisConstraint(name=axis.name, values=(axis.parse(words[0]),)))
+    return LayoutConstraint(axes=tuple(axes)), rest
+
+
 def layout_name(word: str) -> LayoutName:
     """Return the axis of a name; raise ``ConfigError`` with the nearest names if unknown.
 
@@ -250,6 +270,7 @@ LAYOUT_NAMES: tuple[LayoutName, ...] = (
     ),
 )
 """All axes, in help order."""
+_DEGREES = ("gpus", "tp", "pp", "vpp", "cp", "ep", "etp", "dp")
 _BY_NAME: Mapping[str, LayoutName] = {
     name: axis for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)
 }

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from .module_memory import ModuleBytes, module_bytes
     from .peak import (
         FITS_PROBABILITY,
+        OVERHEAD_SIGMA_FRAC,
         RESERVE_FRAC,
+        SIGMA_FRAC,
         MemoryEstimate,
         Verdict,
         fit_probability,

@@ -30,7 +30,7 @@ SIGMA_FRAC = 0.08
 out of memory (Fujii et al., 2411.06465), so that 0.80 is 2.5 deviations away."""
 SIGMA_FRAC_CALIBRATED = 0.03
 """Standard deviation once a measured peak offsets the estimate: 0.92 in place of 0.80."""
-_OVERHEAD_SIGMA_FRAC = 0.5
+OVERHEAD_SIGMA_FRAC = 0.5
 """Standard deviation of the overhead: a context takes 0.3 to 0.5 GB, the buffers of a communicator
 0.2 to 0.8 GB, depending on version and channels."""
 CONTEXT_NBYTES = 400 * 1024**2
@@ -165,7 +165,7 @@ def fit_probability(
     spread = SIGMA_FRAC_CALIBRATED if is_calibrated else SIGMA_FRAC
     # A measured peak already reflects the true widths.
     unsaid = 0 if is_calibrated else estimate.open_nbytes
-    sigma = math.hypot(spread * allocated, _OVERHEAD_SIGMA_FRAC * overhead, unsaid)
+    sigma = math.hypot(spread * allocated, OVERHEAD_SIGMA_FRAC * overhead, unsaid)
     headroom_nbytes = capacity_nbytes - (1 + RESERVE_FRAC) * allocated - overhead
     if not sigma:
         return float(headroom_nbytes >= 0)

@@ -367,10 +367,12 @@ def best_layouts(
     budget: MemoryBudget | None = None,
     keep: LayoutConstraint | None = None,
     effort: Effort | None = None,
+    is_listed: bool = True,
 ) -> SearchResult:
     """Return the best layouts of a run on ``num_ranks`` ranks.
 
-    No two have equal degrees, micro-batch and sharding; the running layout is excluded.  If the
+    No two have equal degrees, micro-batch and sharding; the run's own is excluded if
+    it has a row already.  If the
     search is stopped, these are the best so far, and ``gap_frac`` is the distance from a proof.
     """
     search = _Search(
@@ -380,6 +382,7 @@ def best_layouts(
         budget or MemoryBudget(),
         keep or LayoutConstraint(),
         effort or Effort(),
+        config if is_listed else None,
     )
     search.search()
     return search.result()
@@ -394,9 +397,10 @@ class _Search:
         budget: MemoryBudget,
         keep: LayoutConstraint,
         effort: Effort,
+        excluded: RunConfig | None,
     ) -> None:
         self._steps, self._budget, self._keep, self._effort = steps, budget, keep, effort
-        self._running = config
+        self._running, self._excluded = config, excluded
         self._cells = cells_of(config, num_ranks, keep)
         self._best: list[Ranked] = []
         self._lacking: list[Lacking] = []
@@ -488,8 +492,8 @@ class _Search:
 
     @property
     def _others(self) -> list[Ranked]:
-        """The best so far without the running layout, which may be first in its row."""
-        return [one for one in self._best if one.config != self._running][: self._effort.top]
+        """The best so far without the excluded layout, which may be first in its row."""
+        return [one for one in self._best if one.config != self._excluded][: self._effort.top]
 
     def _take(self, outcome: Outcome) -> None:
         self._tally.add(outcome.tally)
@@ -504,7 +508,7 @@ class _Search:
         lacking = sorted(self._lacking, key=lambda one: one.needed_nbytes)[:NUM_LACKING]
         return SearchResult(
             best=tuple(self._others),
-            lacking=tuple(one.config for one in lacking if one.config != self._running),
+            lacking=tuple(one.config for one in lacking if one.config != self._excluded),
             proof=Proof(
                 num_cells=len(self._cells),
                 tally=self._tally,

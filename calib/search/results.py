@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import RESERVE_FRAC
+from ..memory import FITS_PROBABILITY, OVERHEAD_SIGMA_FRAC, RESERVE_FRAC, SIGMA_FRAC
 from ..workload import Encoded, RunConfig
 
 Floats = NDArray[np.float64]
@@ -17,6 +18,8 @@ TOP = 20
 """Default number of best layouts."""
 NUM_LACKING = 5
 """Number of reported layouts that do not fit."""
+_SURE = NormalDist().inv_cdf(FITS_PROBABILITY)
+"""Deviations of memory by which a layout has to stay below the capacity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,13 +39,18 @@ class MemoryBudget:
 
     capacity_nbytes: int | None = None
     offset_nbytes: int = 0
+    is_sure: bool = False
+    """True if tight layouts count as not fitting."""
 
     def holds(self, allocated_nbytes: Floats, overhead_nbytes: Floats) -> NDArray[np.bool_]:
-        """Return True for layouts likelier to fit than not, by the rule of ``fit_probability``."""
+        """Return True for layouts likelier to fit than not, or surely fitting, by the rule of
+        ``fit_probability``."""
         if self.capacity_nbytes is None:
             return np.ones(np.shape(allocated_nbytes), dtype=bool)
         allocated = (1 + RESERVE_FRAC) * (allocated_nbytes + self.offset_nbytes)
-        return allocated + overhead_nbytes <= self.capacity_nbytes
+        sigma = np.hypot(SIGMA_FRAC * allocated_nbytes, OVERHEAD_SIGMA_FRAC * overhead_nbytes)
+        margin = _SURE * sigma if self.is_sure else 0.0
+        return allocated + overhead_nbytes + margin <= self.capacity_nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

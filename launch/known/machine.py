@@ -34,6 +34,8 @@ class Machine:
     problems: tuple[str, ...] = ()
     basis: str = ""
     """Source of its times, in words, if no run of the user was measured; else empty."""
+    has_layout: bool = True
+    """False if nobody described the layout of ``running``."""
 
     def runs(self, config: RunConfig) -> bool:
         """True if a layout does the same work as the run on this machine, so that their times are
@@ -52,20 +54,23 @@ def plan_on(
 ) -> Plan:
     """Rank layouts on a machine against the running one; see ``plan``.
 
-    ``memory_capacity_nbytes`` is that of one device (None: the machine's).
+    ``memory_capacity_nbytes`` is that of one device (None: the machine's).  On a machine without a
+    run, ``config`` is a row of the plan only if it was described, on as many ranks.
     """
-    machine_plan = plan(
+    is_row = machine.has_layout and config.parallelism.num_ranks == num_ranks
+    return plan(
         config,
         machine.steps,
         num_ranks=num_ranks,
         memory_capacity_nbytes=memory_capacity_nbytes or machine.memory_capacity_nbytes,
         memory_offset_nbytes=machine.memory_offset_nbytes,
         is_running=machine.runs(config),
+        is_listed=is_row or not machine.basis,
+        has_checkpoints=not machine.basis and config.model.bare == machine.running.model.bare,
+        is_unmeasured=bool(machine.basis),
         keep=keep,
         effort=effort,
     )
-    is_saved = not machine.basis and config.model.bare == machine.running.model.bare
-    return replace(machine_plan, has_checkpoints=is_saved, is_unmeasured=bool(machine.basis))
 
 
 def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:

@@ -32,7 +32,9 @@ from ...calib.arguments import (
     AxisValue,
     LayoutConstraint,
     apply_options,
+    layout_name,
     options_of,
+    split_degrees,
     unsupported_options_reason,
 )
 from ...calib.errors import ConfigError, ForerunError
@@ -41,7 +43,7 @@ from ...calib.forecast import RemainingRun, WholeRun, whole_run
 from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
 from ...calib.network import link_figures
 from ...calib.records import stamped
-from ...calib.search import TOP, Effort
+from ...calib.search import TOP, Effort, layout_label
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
 from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
@@ -119,6 +121,13 @@ class OnePlan:
         """True if layouts are compared with the run itself, not with a changed request."""
         return self.plan.running.config == self.machine.running
 
+    @property
+    def shown(self) -> tuple[Candidate, ...]:
+        """Requested rows from 1 on, and all rows up to the offered one."""
+        plan, top = self.plan, self.question.top
+        last = top if plan.best is None else max(top, plan.candidates.index(plan.best) + 1)
+        return plan.candidates[:last]
+
     @cached_property
     def breadth(self) -> Breadth | None:
         """Lead of the best layout over the next ones, within the intervals."""
@@ -142,6 +151,21 @@ class OnePlan:
             price_per_gpu_hour=price,
         )
 
+    @property
+    def sentence(self) -> str:
+        """Fastest layout with its step, memory and whole run, or that none fits."""
+        best, on = self.best.candidate, f"on {self.num_ranks:,} x {self.device}"
+        if best is None:
+            return f"fits: no layout of this model {on}"
+        row = next((n for n, one in self.plan.rows.items() if one is best), 0)
+        parts = (
+            f"fastest {on}: row {row}, {best.label}",
+            f"step {format_time(best.step_time_s)}",
+            f"fits: {fit_text(best, self.plan.memory_capacity_nbytes)}",
+            "" if self.best.whole_run is None else self.best.whole_run.lines[0],
+        )
+        return " · ".join(filter(None, parts))
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan with its inputs."""
         best, plan = self.best, self.plan
@@ -154,7 +178,7 @@ class OnePlan:
 
         return {
             **plan.to_json(),
-            "own": row(plan.running),
+            "own": row(plan.running) if plan.is_listed else None,
             "device": self.device,
             "basis": self.machine.basis or None,
             "num_ranks": self.num_ranks,
@@ -165,7 +189,7 @@ class OnePlan:
             "whole_run": known(best.whole_run),
             "why": known(self.why),
             "breadth": known(self.breadth),
-            "candidates": [row(one) for one in plan.candidates[: self.question.top]],
+            "candidates": [row(one) for one in self.shown],
             "network": network_json(self.machine),
         }
 
@@ -174,9 +198,7 @@ class OnePlan:
         title = f"Layouts on {self.num_ranks} GPUs, {self.device}" if is_one_of_many else "Layouts"
         plan, best, basis = self.plan, self.best, self.machine.basis
         running_label = "running" if self.is_as_run and plan.running.is_comparable else "as now"
-        if basis:
-            yield basis
-            running_label = "as described"
+        running_label = "as described" if basis else running_label
         if plan.candidates:
             top = self.question.top
             yield layouts_table(
@@ -193,6 +215,7 @@ class OnePlan:
         yield from _offer(plan)
         if self.breadth is not None:
             yield self.breadth.text
+        yield from filter(None, [basis])
         yield from plan_notes(plan)
 
 
@@ -200,7 +223,7 @@ class OnePlan:
 class PlanAnswer(PrintableAnswer):
     """One plan or several; rows are those of the preferred plan.
 
-    Row 0 is the running layout, row 1 the fastest other one that fits.
+    Row 0 is the running or described layout, row 1 the fastest other one that fits.
     """
 
     question: PlanQuestion
@@ -239,9 +262,9 @@ class PlanAnswer(PrintableAnswer):
         return tuple(_curves(self.plans)) if len(self.plans) > 1 else ()
 
     @property
-    def running(self) -> Candidate:
-        """Row 0: the layout that others are compared with."""
-        return self.chosen.plan.running
+    def running(self) -> Candidate | None:
+        """Row 0: the layout that others are compared with; None if nobody described one."""
+        return self.chosen.plan.rows.get(0)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -270,11 +293,11 @@ class PlanAnswer(PrintableAnswer):
         return (*description_notes, *problems)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row for each layout of each plan, with row 0 the running one; columns are named
-        as in JSON, in seconds and bytes."""
+        """Return a row for each layout of each plan, with row 0 the running one, if there is one;
+        columns are named as in JSON, in seconds and bytes."""
         import pandas as pd  # slow to import, and no verb needs it
 
-        return pd.DataFrame([*_rows(self.plans, self.question.top)])
+        return pd.DataFrame([*_rows(self.plans)])
 
     def plot(self, axes: Any = None) -> Any:
         """Plot step times with their intervals on matplotlib axes, and return these.
@@ -299,6 +322,8 @@ class PlanAnswer(PrintableAnswer):
     def parts(self) -> Iterator[Part]:
         """Yield tables and sentences, those of the chosen plan last."""
         chosen, is_one_of_many = self.chosen, len(self.plans) > 1
+        if chosen.machine.basis:
+            yield chosen.sentence
         if is_one_of_many:
             points = {(one.device, p.num_ranks): p for one in self.curves for p in one.points}
             yield plans_table(
@@ -324,7 +349,7 @@ def planned(run: RunLike, question: PlanQuestion, other: OtherRun, num_rows: int
             for count in question.counts or (0,):
                 known, config, description_notes = other.of(machine, count)
                 num_ranks = count or config.parallelism.num_ranks
-                requested = question.apply_to(config, num_ranks)
+                known, requested = _requested(question, known, config, num_ranks)
                 one_plan = _one_plan(known, requested, num_ranks, question, place, effort)
                 plans.append(
                     replace(
@@ -334,6 +359,22 @@ def planned(run: RunLike, question: PlanQuestion, other: OtherRun, num_rows: int
                     )
                 )
     return PlanAnswer(question=question, plans=tuple(plans), run=run, other=other)
+
+
+def _requested(
+    question: PlanQuestion, machine: Machine, config: RunConfig, num_ranks: int
+) -> tuple[Machine, RunConfig]:
+    """Return the requested run, without a run of the user's in its layout on ``num_ranks`` ranks.
+
+    If it cannot have its degrees there, it states the model and batch alone.
+    """
+    for is_placed in (True, False)[not machine.basis :]:
+        with suppress(ConfigError):
+            return machine, question.apply_to(config, num_ranks, is_placed=is_placed)
+    par = config.parallelism
+    alone = replace(par, tp=1, pp=1, cp=1, ep=1, etp=0, dp=par.num_ranks, vp=1, chunk_layers=())
+    machine = replace(machine, has_layout=False)
+    return machine, question.apply_to(replace(config, parallelism=alone), num_ranks)
 
 
 def _one_plan(
@@ -444,9 +485,11 @@ def _offer(plan: Plan) -> Iterator[str]:
         yield f"fastest that may be offered: {best.label}"
 
 
-def _rows(plans: Sequence[OnePlan], top: int) -> Iterator[dict[str, Any]]:
+def _rows(plans: Sequence[OnePlan]) -> Iterator[dict[str, Any]]:
     for one in plans:
-        for number, candidate in enumerate((one.plan.running, *one.plan.candidates[:top])):
+        for number, candidate in one.plan.rows.items():
+            if number > len(one.shown):
+                break
             value: dict[str, Any] = candidate.to_json()
             opened = {key: entry for name in _OPENED for key, entry in value.pop(name).items()}
             plain = {name: entry for name, entry in value.items() if name not in _EXCLUDED_KEYS}
@@ -463,7 +506,7 @@ def _plot(frame: pd.DataFrame, axes: Any) -> Any:
             "to_frame() has"
         ) from err
     axes = pyplot.subplots()[1] if axes is None else axes
-    is_one = (frame["row"] == 0).sum() == 1
+    is_one = (frame["row"] == 1).sum() == 1
     frame = frame[(frame["verdict"] != "does not fit") & (is_one | (frame["row"] == 1))]
     ends = [frame["step_time_s"] - frame["low_s"], frame["high_s"] - frame["step_time_s"]]
     places = range(len(frame))
@@ -475,11 +518,25 @@ def _plot(frame: pd.DataFrame, axes: Any) -> Any:
     return axes
 
 
+def fit_text(one: Candidate, capacity_nbytes: int | None) -> str:
+    """Return whether a layout fits, and how much of the memory of a GPU and node it needs; empty if
+    the memory is unknown."""
+    if capacity_nbytes is None or one.verdict is Verdict.UNKNOWN:
+        return ""
+    words = {Verdict.FITS: "yes", Verdict.DOES_NOT_FIT: "no"}
+    answer = words.get(one.verdict, f"perhaps, with a probability of {one.fit_probability:.2f}")
+    host, needed = one.host_nbytes_per_node, one.memory.total_nbytes
+    sizes = f"{format_bytes(needed)} of {format_bytes(capacity_nbytes)}"
+    return f"{answer}, {sizes}" + (f" and {format_bytes(host)} of each host" if host else "")
+
+
 Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 """Megatron options as words, or by name: True for a switch, a list for several values."""
 _LARGER = ("H200", "B200", "B300")
 """Larger devices to suggest if a layout does not fit."""
 _NUM_DEVICES = 2
+_MOST_GPUS = 4096
+"""Largest number on which a model is tried that does not fit on fewer."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -610,6 +667,47 @@ class Prediction(LayoutAnswer):
         }
         return stamped({"run_id": self.run_id, **self.layout.to_json(), **extras})
 
+    @cached_property
+    def fewest_gpus(self) -> Candidate | None:
+        """Layout on the fewest GPUs that surely fits, where none of the remedies on as many does;
+        None if this one fits.  The number of GPUs is doubled until there is one, or no layout."""
+        config, machine = self.layout.config, self.machine
+        if self.layout.verdict is not Verdict.DOES_NOT_FIT or self._same_gpus:
+            return None
+        num_ranks = config.parallelism.num_ranks
+        while num_ranks <= _MOST_GPUS:
+            with self.run.searching(1) as effort:
+                plan = plan_on(_unplaced(machine), config, num_ranks, effort=effort)
+            best = best_on(num_ranks, plan)
+            if best is not None and best.verdict is Verdict.FITS:
+                return best
+            if not plan.candidates:
+                return None
+            num_ranks *= 2
+        return None
+
+    @property
+    def _same_gpus(self) -> tuple[Remedy, ...]:
+        return tuple(one for one in self.remedies if "--device" not in one.words)
+
+    @property
+    def _fit_sentence(self) -> str:
+        """Verdict on the layout's memory, and a layout that fits if it does not."""
+        one, more = self.layout, ""
+        if not (fits := fit_text(one, self.machine.memory_capacity_nbytes)):
+            return ""
+        num_ranks = one.config.parallelism.num_ranks
+        if self._same_gpus:
+            more = f"; with {' '.join(self._same_gpus[0].words)} it does"
+        elif (fewest := self.fewest_gpus) is not None:
+            number = fewest.config.parallelism.num_ranks
+            size = fit_text(fewest, self.machine.memory_capacity_nbytes).partition(", ")[2]
+            where = "on as many GPUs fits" if number == num_ranks else f"on {number:,} GPUs fits"
+            more = f"; {where} {fewest.label} ({size})"
+        elif one.verdict is Verdict.DOES_NOT_FIT:
+            more = f"; no layout on up to {_MOST_GPUS:,} GPUs does"
+        return f"fits: {fits} on {num_ranks:,} x {one.config.device}{more}"
+
     def write_sbatch(self, path: Path | str) -> None:
         """Write an ``sbatch`` script whose ``--time`` suffices for 95 % of such runs.
 
@@ -644,6 +742,8 @@ class Prediction(LayoutAnswer):
         """Yield the sentence, memory limits, and the options if there are any."""
         from ..views import Command
 
+        if self.memory_budget is not None:
+            yield self._fit_sentence
         yield self.sentence
         if self.memory_budget is not None:
             largest = self.largest_micro_batch
@@ -679,7 +779,14 @@ def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction
         # The options may state a size that the description lacks.
         other = replace(other, command=completed(other.command, words))
         machine, base, notes = other.of(run.machine(), num_ranks)
-    config = apply_options(base, words)
+    try:
+        config = apply_options(base, words)
+    except ConfigError:
+        if machine.has_layout or (found := _fastest_layout(run, machine, base, words)) is None:
+            raise
+        config = found
+        text = f"no layout was given: {layout_label(config)} is the fastest that plan finds"
+        machine = replace(machine, problems=(*machine.problems, text))
     (candidate,) = compare(
         machine.running,
         [config],
@@ -696,6 +803,28 @@ def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction
         other=other,
         description_notes=notes,
     )
+
+
+def _fastest_layout(
+    run: RunLike, machine: Machine, base: RunConfig, words: Sequence[str]
+) -> RunConfig | None:
+    """Return the fastest layout with the settings that options name; None if there is none."""
+    keep, rest = split_degrees(words)
+    config, named = apply_options(base, rest), {option for option, _ in options_of(rest)}
+    for axis in map(layout_name, ("mbs", "recompute", "sharding")):
+        value = axis.read(config)
+        if named & {*axis.options(value)}:
+            keep = keep.with_axis_value(axis.name, value) or keep
+    num_ranks = _num_ranks(words) or base.parallelism.num_ranks
+    with run.searching(TOP) as effort:
+        plan = plan_on(machine, config, num_ranks, effort=effort, keep=keep)
+    best = best_on(num_ranks, plan, keep) or next(iter(plan.candidates), None)
+    return None if best is None else best.config
+
+
+def _unplaced(machine: Machine) -> Machine:
+    """Return the machine for plans in which the running layout has no row."""
+    return replace(machine, has_layout=False, is_elsewhere=True)
 
 
 def _memory_budget(config: RunConfig, machine: Machine) -> FittingLayouts | None:

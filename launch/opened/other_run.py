@@ -81,6 +81,7 @@ class OtherRun:
             notes.append(f"answered anyway, and may be off by a factor of {UNMODELLED_FACTOR:g}")
             steps = replace(machine.steps, omission_log=math.log(UNMODELLED_FACTOR))
             machine = replace(machine, steps=steps)
+        machine = replace(machine, has_layout=described.has_layout or not machine.basis)
         layout = _joined(described.config.parallelism, machine)
         config = replace(
             described.config, device=running.device, framework=running.framework, parallelism=layout

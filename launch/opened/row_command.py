@@ -128,9 +128,12 @@ def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: Other
 
     Raises ``ConfigError`` if the plan has no such row.
     """
-    rows = (plan.running, *plan.candidates)
-    if not 0 <= row < len(rows):
-        raise ConfigError(f"--show {row} is not a row; give one from 0 to {len(rows) - 1}")
+    rows = plan.rows
+    if row not in rows:
+        raise ConfigError(
+            f"--show {row} is not a row; give one from {min(rows, default=0)} to "
+            f"{max(rows, default=0)}"
+        )
     running, candidate = plan.running.config, rows[row]
     launch = launch_for(directory, run_id, running, other)
     line = _line(launch, running, candidate.config, other.script)

@@ -5,6 +5,7 @@ Its methods correspond to the verbs, which call them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.arguments import GPUS_PER_NODE, apply_options
+from ...calib.arguments import GPUS_PER_NODE, Described, apply_options, split_degrees
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.memory import known_device
 from ...calib.search import layout_label
@@ -487,7 +488,7 @@ def unmeasured(
         command = completed(command, options)
         described = described_run(config, command, base, num_ranks=num_ranks)
     if config is not None and described is not None:
-        base = apply_options(described.config, options)
+        base = _with_options(described, options, num_ranks)
         described = described_run(config, command, base, num_ranks=num_ranks)
     if described is None:
         raise ConfigError(
@@ -503,6 +504,22 @@ def unmeasured(
         command=tuple(command),
         script=script,
     )
+
+
+def _with_options(described: Described, options: Sequence[str], num_ranks: int) -> RunConfig:
+    """Return the run with its options; of a model alone, on fewer ranks if replicas on all of them
+    cannot share the batch."""
+    try:
+        return apply_options(described.config, options)
+    except ConfigError:
+        if described.has_layout:
+            raise
+    par, rest = described.config.parallelism, split_degrees(options)[1]
+    one = replace(par, dp=1)
+    batch = Batch(micro_batch_size=1, global_batch_size=1)
+    alone = apply_options(replace(described.config, parallelism=one, batch=batch), rest)
+    dp = math.gcd(max(1, num_ranks), alone.num_microbatches)
+    return replace(alone, parallelism=replace(alone.parallelism, dp=dp))
 
 
 def _any_run(device: str, num_ranks: int) -> RunConfig:

@@ -90,7 +90,7 @@ def read_config(
         model = from_hugging_face(value, seq_length=length, vocab_multiple=multiple)
         config, note = in_its_precision(replace(base, model=model, unmodelled=()), value)
         notes = (*((note,) if note else ()), *notes_of_keys(value, seq_length=length))
-        return Described(config=config, unknown=(), notes=notes)
+        return Described(config=config, unknown=(), notes=notes, has_layout=False)
     model = value.get("model")
     if isinstance(model, Mapping) and "hidden_size" in model and "parallelism" in value:
         return Described(config=RunConfig.from_json(dict(value)), unknown=())

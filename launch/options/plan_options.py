@@ -86,14 +86,16 @@ class PlanQuestion:
         """Return the price per GPU-hour of the device at index ``place``; None if not stated."""
         return self.prices[min(place, len(self.prices) - 1)] if self.prices else None
 
-    def apply_to(self, config: RunConfig, num_ranks: int) -> RunConfig:
+    def apply_to(self, config: RunConfig, num_ranks: int, *, is_placed: bool = False) -> RunConfig:
         """Return the run with the requested sample length and node size, and the batch for that
         many ranks.
 
-        Its DP and micro-batch are reduced until they divide the batch.
+        Its DP and micro-batch are reduced until they divide the batch; ``is_placed``: from as many
+        replicas as these ranks have room for.
         """
         batch, par, model = self.batch.size(config, num_ranks), config.parallelism, config.model
-        dp = math.gcd(par.dp, batch)
+        num_replicas = num_ranks * par.dp // par.num_ranks if is_placed else par.dp
+        dp = math.gcd(max(1, num_replicas), batch)
         micro = math.gcd(config.batch.micro_batch_size, batch // dp)
         if length := self.seq_length:
             positions = model.max_position_embeddings and max(model.max_position_embeddings, length)

@@ -421,12 +421,13 @@ def layouts_table(
     running_label: str = "running",
     remaining_run: RemainingRun | None = None,
 ) -> ReportTable:
-    """Return the table of the running layout and the fastest others.  A narrow screen retains
-    layout, step, interval and memory, and the verdict if memory is tight in any row.  With
-    ``remaining_run`` each row has the cost of the remainder of the run."""
-    rows = (plan.running, *plan.candidates[:top])
+    """Return the table of the running layout, the fastest others, and the offered one.  A narrow
+    screen retains layout, step, interval and memory, and the verdict if memory is tight in any row.
+    With ``remaining_run`` each row has the cost of the remainder of the run."""
+    shown = {place: row for place, row in plan.rows.items() if place <= top or row is plan.best}
+    rows = tuple(shown.values())
     is_memory_short = any(row.verdict in (Verdict.TIGHT, Verdict.DOES_NOT_FIT) for row in rows)
-    numbers = {id(row): whole_cell(number) for number, row in enumerate(rows)}
+    numbers = {id(row): whole_cell(number) for number, row in shown.items()}
     return table_of(
         "layouts",
         title,
@@ -534,7 +535,7 @@ def plan_notes(plan: Plan) -> list[str]:
     reason = exclusion_reason(plan.running.config)
     if number := sum(proof.cut.get(reason, 0) for proof in plan.proofs.values() if reason):
         notes.append(f"{number:,} layouts excluded: {reason}")
-    routed = {one.config.parallelism.ep: one.routing for one in (plan.running, *plan.candidates)}
+    routed = {one.config.parallelism.ep: one.routing for one in plan.rows.values()}
     texts = [
         f"ep {ep} {one.text.removeprefix('routing ')}"
         for ep, one in sorted(routed.items(), key=lambda pair: pair[0])
