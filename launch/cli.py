@@ -66,7 +66,8 @@ _NUM_ALLOCATED = 100_000
 over them repeatedly, and once more at exit, takes a tenth of a quick answer's time."""
 _QUESTIONS = (
     ("when it ends, and where a step goes", "report DIR"),
-    ("where the run is now, until it ends", "watch DIR"),
+    ("where the run is now", "status DIR"),
+    ("the same as it changes, until the end", "watch DIR"),
     ("how long a step of another layout takes", "predict DIR --tp 4 --mbs 2"),
     ("the best layouts, here or on other GPUs", "plan DIR --gpus 8..1024"),
     ("the launch command of one of them", "plan DIR --show 1"),
@@ -76,6 +77,8 @@ _QUESTIONS = (
     ("whether the forecasts came true", "compare DIR"),
     ("which of two runs is slower, and why", "diff DIR_A DIR_B"),
     ("how fast a new machine is", "probe --out DIR"),
+    ("the same of other tools' logs and traces", "import KIND FILE --out DIR"),
+    ("a start whose exit code is the run's", "run -- torchrun ..."),
     ("what is installed and would be attached", "doctor"),
     ("what a launch wastes", "doctor DIR -- torchrun ..."),
 )
@@ -84,7 +87,7 @@ _QUESTIONS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code."""
     words, command = _split_command(sys.argv[1:] if argv is None else argv)
-    words = with_directory_placeholder(words)
+    words = with_directory_placeholder(words, command)
     if (code := _without_verb(words)) is not None:
         return code
     parser = build_parser(words)

@@ -319,7 +319,7 @@ def _rate(answer: Answer) -> str:
     if not rates:
         return "tokens/s not known: no batch was recorded in the first steps"
     rate = format_count(rates[f"{unit}_per_s"])
-    return f"{rate} {unit}/s ({format_count(count)} {unit} per rank and step)"
+    return f"{rate} {unit}/s ({count:,.15g} {unit} per rank and step)"
 
 
 def _decision_of_steps(

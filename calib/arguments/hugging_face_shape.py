@@ -118,6 +118,7 @@ _HARMLESS = re.compile(
     r"^chunk_size$|_kernels$|temperature|capacity"
 )
 _ENCODER = re.compile(r"(?:vision|audio|speech)\w*_config|vision_\w*tower")
+_ENCODERS = re.compile(r"bert|t5|bart|electra|pegasus|marian|whisper|^clip|^vit")
 _GATED = ("silu", "swish")
 
 
@@ -134,8 +135,10 @@ def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
     """Return a model's shape; raise ``ConfigError`` for a key or value that is not understood."""
     given, kind = Arguments(keys), str(keys.get("model_type"))
     is_known = kind in _FAMILIES or kind == GPT2
-    if keys.get("is_encoder_decoder"):
-        raise ConfigError(f"model_type {kind!r} has an encoder, which is not modelled; give a GPT")
+    if keys.get("is_encoder_decoder") or not (is_known or _is_decoder(given)):
+        raise ConfigError(
+            f"model_type {kind!r} is not of a decoder alone, and no encoder is modelled; give a GPT"
+        )
     if strange := _unread_keys(keys, is_known=is_known):
         raise ConfigError(
             f"model_type {kind!r} of config.json is {'' if is_known else 'not '}known, "
@@ -256,8 +259,6 @@ def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family
             f"model_type {kind!r} of config.json is not known, and without rms_norm_eps and "
             f"hidden_act silu its layers are open; {_REMEDY}"
         )
-    if not _is_decoder(given):
-        raise ConfigError(f"model_type {kind!r} of config.json is not of a decoder; {_REMEDY}")
     return _PLAIN
 
 
@@ -266,6 +267,8 @@ _REMEDY = "give the model as Megatron's options, such as --num-layers and --hidd
 
 def _is_decoder(given: Arguments) -> bool:
     names = given.words("architectures")
+    if _ENCODERS.search(given.text("model_type")):
+        return False
     return not names or any("ForCausalLM" in n or "ForConditional" in n for n in names)
 
 

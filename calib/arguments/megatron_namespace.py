@@ -253,7 +253,9 @@ def _replicas(given: Arguments, degrees: dict[str, int]) -> int:
     dp, rest = divmod(world, size)
     if rest or not dp:
         nearest = max(1, round(world / size)) * size
-        remedy = f"give --gpus {nearest}, or degrees whose product divides {world}"
+        remedy = f"give degrees whose product divides {world}"
+        if not (heads := given.number("num_attention_heads")) or heads % degrees["tp"] == 0:
+            remedy = f"give --gpus {nearest}, or {remedy.removeprefix('give ')}"
         raise ConfigError(f"{world} ranks do not split over {layout}; {remedy}")
     return dp
 

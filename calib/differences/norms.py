@@ -193,7 +193,8 @@ def alike_rows(config: RunConfig, published: Sequence[StepRow]) -> tuple[list[St
         r for r, t in known if t[0] == ours[0] or (peak and peak_flop_per_s(r.config) == peak)
     ]:
         return rows, f"GPUs with the peak of {ours[0]}"
-    there = ", ".join(sorted({traits[0] for _, traits in known}))
+    # Sailor's tables call a GH200 with 96 GB so.
+    there = ", ".join(sorted({t[0].replace("GH-96", "GH200") for _, t in known}))
     raise CalibrationError(
         f"{config.device}: no run on such a device is published; there are those of {there}"
     )

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from .outliers import Refusal, refuse
     from .pools import coordinates
     from .priors import UNKNOWN_DEVICE, DevicePrior, device_prior, is_processor
-    from .rate_priors import BARE_LOG, SourceRates, data_sheet, generation, pool_name, rates_prior
+    from .rate_priors import (
+        BARE_LOG,
+        SourceRates,
+        data_sheet,
+        generation,
+        measured_devices,
+        pool_name,
+        rates_prior,
+    )
     from .rates import Form, Rates, fit_rates
 
 __getattr__ = lazy_getattr(__name__)

@@ -158,6 +158,19 @@ def rates_prior(
     return _backward_of(forward, prior, _BACKWARD_LOG[family(kind)])
 
 
+def measured_devices(device: str, element_nbytes: int) -> tuple[str, ...]:
+    """Return the devices, by the names of their priors, whose measured products give a device's;
+    its own only if those were of such elements.
+
+    >>> measured_devices("NVIDIA H200", 2), measured_devices("Tesla T4", 2)
+    (('h100',), ('a100', 'a100-40'))
+    """
+    prior = rates_prior(device, OperatorKind.LINEAR, Phase.FORWARD, element_nbytes)
+    names = () if prior is None else dict.fromkeys(s.split()[0] for s in prior.sources)
+    other = device_prior(device).name if prior is not None and prior.steps else ""
+    return tuple(name for name in names if name != other)
+
+
 def _of_pass(
     device: str, kind: OperatorKind, phase: Phase, element_nbytes: int, without: tuple[str, ...]
 ) -> RatePrior | None:

@@ -86,14 +86,14 @@ def known_device(name: str) -> Device:
     ('NVIDIA H100 80GB HBM3', 179)
     >>> [known_device(n).memory_nbytes >> 30 for n in ("V100-PCIE-16GB", "A100 3g.20gb")]
     [16, 20]
+    >>> {known_device(n).driver_name for n in ("A100-40", "A100-40GB", "A100 40GB")}
+    {'NVIDIA A100-SXM4-40GB'}
     """
     low = _plain(name)
     if low == _CPU:
         return Device(driver_name=_CPU)
-    if low in _DEVICES:
-        return _DEVICES[low]
-    for device in (*_DEVICES.values(), *_OTHERS):
-        if low in (_plain(device.driver_name), _plain(device.driver_name).removeprefix("rtx-")):
+    for short, device in (*_DEVICES.items(), *(("", one) for one in _OTHERS)):
+        if _squeezed(low) in (_squeezed(short), _squeezed(_plain(device.driver_name))):
             return device
     sizes = _SIZE.findall(low)
     is_named = any(low.startswith(f"{short}-") for short in _DEVICES)
@@ -113,6 +113,15 @@ def _plain(name: str) -> str:
     while (short := _MAKERS.sub("", low)) != low:
         low = short
     return low
+
+
+def _squeezed(plain: str) -> str:
+    """Return a plain name without hyphens and the parts that people leave out.
+
+    >>> [_squeezed(name) for name in ("h100-sxm", "rtx-4090", "a100-sxm4-40gb", "h100-nvl")]
+    ['h100', '4090', 'a10040', 'h100nvl']
+    """
+    return re.sub(r"sxm\d?|hbm\d\w?|^rtx|(?<=\d)gb(?=-|$)|-", "", plain)
 
 
 def known_nbytes(name: str) -> int | None:

@@ -132,7 +132,7 @@ class Proof(Encoded):
         if self.num_requested is None:
             begin += " layouts"
         else:
-            begin = f"{self.num_requested:,} requested layouts ({begin} with their variants)"
+            begin = f"{self.num_requested:,} layouts ({begin} with their variants)"
         words = [
             begin,
             f"{tally.over_memory:,} over memory",
@@ -141,7 +141,7 @@ class Proof(Encoded):
             f"{tally.evaluated:,} evaluated",
         ]
         if tally.not_asked:
-            words.insert(-1, f"{tally.not_asked:,} not requested")
+            words.insert(-1, f"{tally.not_asked:,} not among them")
         end = "proven" if self.is_proven else f"not proven: up to {self.gap_frac:.0%} may remain"
         return f"{', '.join(words)}; {end}"
 

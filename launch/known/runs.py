@@ -15,7 +15,7 @@ from ...calib.errors import ForerunError, RecordError
 from ...calib.samples import SampleTable, build_table, normalise, read_run, read_table, run_ids
 from ...calib.steps import KnownStep
 from ...calib.workload import RunConfig
-from ..store import SAMPLES, paths_of, top_of
+from ..store import SAMPLES, missing_run_message, paths_of, top_of
 from .table_files import ImportedTables, read_imported
 
 _T = TypeVar("_T")
@@ -121,7 +121,8 @@ def read(directory: Path, run_id: str | None) -> Loaded:
     paths = paths_of(directory, SAMPLES)
     if not paths:
         raise RecordError(
-            f"{directory} has neither records nor {SAMPLES}; train with --calibrate "
+            missing_run_message(directory)
+            or f"{directory} has neither records nor {SAMPLES}; train with --calibrate "
             f"--calibrate-dir={directory} first"
         )
     table = read_table(paths[0]) if run_id is None else _table_of(paths, run_id)

@@ -138,7 +138,9 @@ class OnePlan:
         """First layout that fits, which may be the running one."""
         candidate, ahead = best_on(self.num_ranks, self.plan, self.question.keep), None
         price, num_tokens = self.price_per_gpu_hour, self.question.num_tokens
-        if candidate is not None and num_tokens:
+        # A described run has the length in its arguments, which a run's forecast replaces.
+        is_long = candidate and self.machine.basis and candidate.config.cadence.train_iters
+        if candidate is not None and (num_tokens or is_long):
             steps = self.machine.steps
             ahead = whole_run(
                 candidate.config, steps, num_tokens=num_tokens, price_per_gpu_hour=price
@@ -161,7 +163,7 @@ class OnePlan:
         parts = (
             f"fastest {on}: row {row}, {best.label}",
             f"step {format_time(best.step_time_s)}",
-            f"fits: {fit_text(best, self.plan.memory_capacity_nbytes)}",
+            f"fits: {fit_text(best, self.plan.memory_capacity_nbytes) or 'memory not known'}",
             "" if self.best.whole_run is None else self.best.whole_run.lines[0],
         )
         return " · ".join(filter(None, parts))
@@ -280,7 +282,10 @@ class PlanAnswer(PrintableAnswer):
         """Return a row as a runnable launch command; ``ConfigError`` if there is no such row."""
         from .row_command import row_command  # used only here
 
-        return row_command(self.run.directory, self.run_id, self.chosen.plan, row, self.other)
+        plan, machine = self.chosen.plan, self.chosen.machine
+        # A described launch starts its own number of ranks, whatever row 0 has.
+        launched = machine.running if machine.basis else plan.running.config
+        return row_command(self.run.directory, self.run_id, plan, row, self.other, launched)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -523,9 +528,11 @@ def fit_text(one: Candidate, capacity_nbytes: int | None) -> str:
     the memory is unknown."""
     if capacity_nbytes is None or one.verdict is Verdict.UNKNOWN:
         return ""
-    words = {Verdict.FITS: "yes", Verdict.DOES_NOT_FIT: "no"}
-    answer = words.get(one.verdict, f"perhaps, with a probability of {one.fit_probability:.2f}")
     host, needed = one.host_nbytes_per_node, one.memory.total_nbytes
+    answer = "no" if one.verdict is Verdict.DOES_NOT_FIT else "perhaps"
+    if needed <= capacity_nbytes:  # the allocator's reserve and the error of the estimate decide
+        answer += f" (probability {one.fit_probability:.2f})"
+    answer = "yes" if one.verdict is Verdict.FITS else answer
     sizes = f"{format_bytes(needed)} of {format_bytes(capacity_nbytes)}"
     return f"{answer}, {sizes}" + (f" and {format_bytes(host)} of each host" if host else "")
 
@@ -571,12 +578,13 @@ class Prediction(LayoutAnswer):
     def to_tokens(
         self, tokens: float | str | None, price_per_gpu_hour: float | str | None
     ) -> Prediction:
-        """Return the prediction with the whole run added: to ``tokens`` tokens, or of the run's
-        length if only a price is given; unchanged with neither.
+        """Return the prediction with the whole run added: to ``tokens`` tokens, else of the run's
+        length; unchanged if neither is known.
 
-        Raises ``ConfigError`` if the length of the run is unknown.
+        Raises ``ConfigError`` if there is a price and the length of the run is unknown.
         """
-        if tokens is None and price_per_gpu_hour is None:
+        is_long = self.layout.config.cadence.train_iters
+        if tokens is None and price_per_gpu_hour is None and not is_long:
             return self
         number = 0 if tokens is None else read_tokens(tokens)
         return replace(self, whole_run=self._length(number, price_per_gpu_hour))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...calib.arguments import (
     ASIDE,
     ASIDE_VARIABLES,
+    MODELLED,
     NAMES,
+    SPELLED,
     UNMODELLED_FACTOR,
     Described,
     is_of_library,
@@ -21,7 +24,7 @@ from ...calib.arguments import (
 )
 from ...calib.errors import CalibrationError
 from ...calib.records import Cluster, Origin, StatedNodes
-from ...calib.workload import option_of
+from ...calib.workload import Fp8Recipe, option_of
 
 if TYPE_CHECKING:
     from ...calib.workload import Parallelism, RunConfig
@@ -77,6 +80,7 @@ class OtherRun:
             "left out by the model": described.config.unmodelled,
         }
         notes = [f"{what}: {', '.join(names)}" for what, names in excluded.items() if names]
+        notes += _missing_units(replace(described.config, device=running.device))
         if open_names:
             notes.append(f"answered anyway, and may be off by a factor of {UNMODELLED_FACTOR:g}")
             steps = replace(machine.steps, omission_log=math.log(UNMODELLED_FACTOR))
@@ -96,6 +100,11 @@ class OtherRun:
         measured = running.unmodelled if running is not None else ()
         known = {*measured, *ASIDE, *ASIDE_VARIABLES}
         unmodelled = [name for name in described.config.unmodelled if name not in known]
+        if unmodelled and self._program == "pretrain_mamba.py":
+            return (
+                "layers of Mamba are not modelled before a run has timed them, so there is no "
+                "number; --anyway answers, and may be off by a factor of 2 more"
+            )
         if unmodelled:
             return (
                 f"{_options(unmodelled)} not modelled and may change time or memory, so there is "
@@ -110,10 +119,12 @@ class OtherRun:
         ]
         unknown = [name for name in candidates if _plain(name) not in assumed]
         if unknown and not is_same:
+            if any("peft" in name or "lora" in name for name in map(_plain, unknown)):
+                return f"{_options(unknown)} of adapters, and LoRA is not modelled"
             return (
-                f"{_options(unknown)} in no known parser of Megatron-LM ({_RELEASES}), so "
-                "there is no number; --assume-no-effect NAME answers if it changes neither time "
-                "nor memory, --anyway in any case"
+                f"{_options(unknown)} in no known parser of Megatron-LM ({_RELEASES})"
+                f"{_near(unknown)}, so there is no number; --assume-no-effect NAME answers if it "
+                "changes neither time nor memory, --anyway in any case"
             )
         return ""
 
@@ -134,6 +145,28 @@ def _joined(layout: Parallelism, machine: Machine) -> Parallelism:
     is_known = topology.origin("domain") is not Origin.PRIOR
     stated = StatedNodes(domain=topology.domain if is_known else None)
     return Cluster(stated=stated).with_domain_nodes(layout, machine.running.device)
+
+
+def _missing_units(config: RunConfig) -> list[str]:
+    """Return notes on number formats for which the device has no tensor cores."""
+    from ...calib.fit import device_prior  # slow to import
+
+    notes = []
+    if config.is_without_tensor_cores:
+        notes.append(
+            f"{config.device} has no tensor cores for bf16, so that products run at its rate of "
+            "fp32; --fp16 uses them"
+        )
+    if config.fp8 is not Fp8Recipe.NONE and not device_prior(config.device).generation.has_fp8:
+        notes.append(f"{config.device} has no units for FP8, so that it saves no time there")
+    return notes
+
+
+def _near(names: Sequence[str]) -> str:
+    """Return a question for the first name that resembles a known one; empty without any."""
+    known = (*MODELLED, *SPELLED)
+    pairs = ((name, get_close_matches(_plain(name), known, 1, 0.85)) for name in names)
+    return next((f" (did you mean {option_of(near[0])}?)" for _, near in pairs if near), "")
 
 
 def _plain(name: str) -> str:

@@ -123,8 +123,11 @@ class RowCommand(PrintableAnswer):
         yield "\n".join([*head, *self.line.diff(f"row {self.row}")])
 
 
-def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: OtherRun) -> RowCommand:
-    """Return a row with the launch line of the run, or of the command that describes another.
+def row_command(
+    directory: Path, run_id: str, plan: Plan, row: int, other: OtherRun, running: RunConfig
+) -> RowCommand:
+    """Return a row with the launch line of the run, or of the command that describes another, whose
+    layout is ``running``.
 
     Raises ``ConfigError`` if the plan has no such row.
     """
@@ -134,7 +137,7 @@ def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: Other
             f"--show {row} is not a row; give one from {min(rows, default=0)} to "
             f"{max(rows, default=0)}"
         )
-    running, candidate = plan.running.config, rows[row]
+    candidate = rows[row]
     launch = launch_for(directory, run_id, running, other)
     line = _line(launch, running, candidate.config, other.script)
     return RowCommand(

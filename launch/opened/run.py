@@ -13,14 +13,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.arguments import GPUS_PER_NODE, Described, apply_options, split_degrees
+from ...calib.arguments import (
+    GPUS_PER_NODE,
+    Described,
+    apply_options,
+    expand,
+    options_of,
+    split_degrees,
+)
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.memory import known_device
 from ...calib.search import layout_label
 from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
 from ...hooks.process import is_installed
 from ..options import read_cluster
-from ..store import SAMPLES, object_of_run, top_of
+from ..store import SAMPLES, missing_run_message, object_of_run, top_of
 from .answer_types import PrintableAnswer
 from .other_run import OtherRun
 
@@ -388,7 +395,8 @@ def load(
         next(place.glob(pattern), None) for place in {home, top} for pattern in _DATA_PATTERNS
     ):
         raise RecordError(
-            f"{home} has neither records nor {SAMPLES}; train with --calibrate "
+            missing_run_message(home)
+            or f"{home} has neither records nor {SAMPLES}; train with --calibrate "
             f"--calibrate-dir={home} first"
         )
     if run_id is not None:
@@ -416,6 +424,8 @@ class Unmeasured(Run):
     command: tuple[str, ...] = ()
     script: LaunchScript | None = None
     """The script that the command is the launch of."""
+    assumed: tuple[str, ...] = ()
+    """Note on settings that nobody stated; empty if there is none."""
 
     @cached_property
     def run_id(self) -> str:
@@ -448,14 +458,19 @@ class Unmeasured(Run):
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
             from ...calib.differences import modelled_nearest  # slow to import, like these
+            from ...calib.fit import device_prior, measured_devices
             from ..known import device_machine, published_rows
 
             config = replace(self.described, device=device or self.described.device)
             machine = device_machine(config, read_cluster(self.cluster))
             nearest = modelled_nearest(machine.running, machine.steps, published_rows())
-            basis = f"from published measurements of {config.device}, no run of yours"
-            basis += f"; {nearest}" * bool(nearest)
-            self._opened[device] = replace(machine, problems=(), basis=basis)
+            known = measured_devices(config.device, config.precision.nbytes)
+            source = f"published measurements of {config.device}"
+            if not nearest and device_prior(config.device).name not in known:
+                source = f"the data sheet of {config.device}"
+                source += f" and measurements of {', '.join(known).upper()}" * bool(known)
+            basis = f"from {source}, no run of yours" + f"; {nearest}" * bool(nearest)
+            self._opened[device] = replace(machine, problems=self.assumed, basis=basis)
         return self._opened[device]
 
 
@@ -475,7 +490,13 @@ def unmeasured(
     without them; ``num_ranks``: 0 for the command's number.  Raises ``ConfigError`` if the run or
     its ranks are not described.
     """
-    from ..options import completed, described_run, inner_launch_line, launch_script
+    from ..options import (
+        completed,
+        described_run,
+        inner_launch_line,
+        launch_script,
+        script_hint,
+    )
 
     name = known_device(device).driver_name
     base = _any_run(name, num_ranks)
@@ -492,7 +513,8 @@ def unmeasured(
         described = described_run(config, command, base, num_ranks=num_ranks)
     if described is None:
         raise ConfigError(
-            "without a directory the run has to be described; give its command after --, or "
+            script_hint(options)
+            or "without a directory the run has to be described; give its command after --, or "
             "--config FILE"
         )
     return Unmeasured(
@@ -503,7 +525,22 @@ def unmeasured(
         config=config,
         command=tuple(command),
         script=script,
+        assumed=() if described.has_layout else _assumptions(described.config, options, num_ranks),
     )
+
+
+def _assumptions(config: RunConfig, options: Sequence[str], num_ranks: int) -> tuple[str, ...]:
+    """Return what the description of a model leaves open and nobody stated, as one note."""
+    named = {option for option, _ in options_of(expand(options))}
+    ranks, per_node = max(1, num_ranks), config.parallelism.ranks_per_node
+    texts = {
+        "1 GPU (--gpus N)": not num_ranks and "--data-parallel-size" not in named,
+        "1 sample a step on each GPU (--gbs N)": "--global-batch-size" not in named,
+        f"{config.model.seq_length:,} tokens a sample (--seq N)": "--seq-length" not in named,
+        f"nodes of {per_node} GPUs": ranks > per_node,
+    }
+    assumed = ", ".join(text for text, is_open in texts.items() if is_open)
+    return (f"assumed: {assumed}",) if assumed else ()
 
 
 def _with_options(described: Described, options: Sequence[str], num_ranks: int) -> RunConfig:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         described_run,
         inner_launch_line,
         launch_script,
+        script_hint,
     )
     from .flags import FLAGS, LIMIT, REQUESTS, rank_info, read_cluster, split
     from .plan_options import (

@@ -61,6 +61,7 @@ _FOLDERS = tuple(
 """Folders of Primus for models, and for the settings that its modules build on."""
 _PARENTS, _MOST_FILES = 6, 30
 _BASES = ("bases", "extends", "includes")
+_HUGGING_FACE = frozenset({"model_type", "architectures", "is_encoder_decoder"})
 _LOGS = (".log", ".out", ".txt")
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _REDIRECTED = re.compile(r"^\d*(?:>>?|<)(?:&\d*)?")
@@ -84,7 +85,13 @@ def read_config(
     """
     ranks = num_ranks or base.parallelism.num_ranks
     value = _parsed(path)
-    if "model_type" in value and not {"num_layers", "hidden_size"} <= value.keys():
+    if "peft_type" in value:
+        raise ConfigError(
+            f"{path} is of an adapter ({value['peft_type']}), and LoRA is not modelled; for all of "
+            f"{value.get('base_model_name_or_path', 'its model')} give that model's config.json"
+        )
+    is_foreign = not _HUGGING_FACE.isdisjoint(value)
+    if is_foreign and not {"num_layers", "hidden_size"} <= value.keys():
         multiple = VOCAB_MULTIPLE * base.parallelism.tp
         length = base.model.seq_length
         model = from_hugging_face(value, seq_length=length, vocab_multiple=multiple)
@@ -153,13 +160,19 @@ def _parsed(path: Path) -> Mapping[str, Any]:
 
 
 def _mapping(path: Path) -> Mapping[str, Any]:
-    if path.suffix in _SCRIPTS:
-        raise ConfigError(f"{path} is a script; give it after --, such as -- bash {path}")
+    if hint := script_hint([str(path)]):
+        raise ConfigError(hint)
     text = _text(path, "give a text file of arguments that exists")
     value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
     return value
+
+
+def script_hint(words: Sequence[str]) -> str:
+    """Return how to give the script among words; empty if none is one."""
+    script = next((word for word in words if word.endswith(_SCRIPTS)), "")
+    return f"{script} is a script; give it after --, such as -- bash {script}" if script else ""
 
 
 def _logged(path: Path) -> Mapping[str, Any]:

@@ -134,11 +134,12 @@ def untaken_option_message(
 ) -> str:
     """Return the error for an unknown option: the closest one, or the verbs that take it."""
     from ...calib.arguments import LAYOUT_NAMES
+    from ..options import script_hint
 
     taken = {name: set(sub._option_string_actions) for name, sub in verbs.items()}
     option = next((word for word in words if word[:1] == "-"), "")
     if not option:
-        return f"{verb} takes no {' '.join(words)}; see forerun {verb} --help"
+        return script_hint(words) or f"{verb} takes no {' '.join(words)}; see forerun {verb} --help"
     name = option.partition("=")[0]
     axis = name.removeprefix("--")
     if verb == "plan" and axis in {one for n in LAYOUT_NAMES for one in (n.name, *n.others)}:

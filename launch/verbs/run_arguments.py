@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...calib.errors import ConfigError
+from ...calib.memory import known_device
 from ...calib.workload import whole
 from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare, print_json, print_notes
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 NO_DIRECTORY = "-"
 """Placeholder for DIR: published measurements replace a run."""
-_WITHOUT_DIRECTORY = ("predict", "plan")
+_WITHOUT_DIRECTORY = ("predict", "plan", "explain")
+_NO_RUN = "--device NAME with --config FILE or -- COMMAND"
 _NEED_NOTHING = ("-h", "--help", "--json-schema")
 _REPEATED = {"action": "append"}
 _EVIDENCE = """
@@ -39,7 +42,7 @@ _ELSEWHERE = """
 
 def add_run(sub: argparse.ArgumentParser) -> None:
     """Add the arguments that select a directory and run."""
-    declare(sub, DIRECTORY + RUN_ID)
+    declare(sub, f"{DIRECTORY.rstrip()}; before any run, {_NO_RUN} takes its place\n{RUN_ID}")
 
 
 def add_evidence(sub: argparse.ArgumentParser) -> None:
@@ -57,8 +60,14 @@ def open_run(args: argparse.Namespace) -> Run:
     if str(args.directory) == NO_DIRECTORY:
         from ..opened import unmeasured
 
+        if args.device is None:
+            raise ConfigError("--device NAME is missing; give one, such as H100, or DIR first")
+        first, *others = args.device.split(",")
+        if others and args.verb != "plan":
+            devices = ", ".join(known_device(name).driver_name for name in (first, *others))
+            raise ConfigError(f"{args.verb} takes one --device, not {devices}; plan takes several")
         return unmeasured(
-            args.device.partition(",")[0],
+            first,
             config=args.config,
             command=args.command,
             options=_run_words(args),
@@ -94,8 +103,9 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
         print_notes(f"trace for ui.perfetto.dev written to {args.timeline}")
 
 
-def with_directory_placeholder(words: Sequence[str]) -> list[str]:
-    """Return a verb's words, with ``NO_DIRECTORY`` inserted if a device but no directory is given.
+def with_directory_placeholder(words: Sequence[str], command: Sequence[str] = ()) -> list[str]:
+    """Return a verb's words, with ``NO_DIRECTORY`` inserted if a device, a file or a ``command`` is
+    given, but no directory.
 
     >>> with_directory_placeholder(["predict", "--device", "H100"])
     ['predict', '-', '--device', 'H100']
@@ -103,8 +113,9 @@ def with_directory_placeholder(words: Sequence[str]) -> list[str]:
     ['predict', 'DIR', '--device', 'H100']
     """
     names = {word.partition("=")[0] for word in words}
-    is_possible = words and words[0] in _WITHOUT_DIRECTORY and "--device" in names
-    if not is_possible or {*_NEED_NOTHING} & names or not words[1].startswith("-"):
+    is_described = bool({"--device", "--config"} & names or command)
+    is_possible = words and words[0] in _WITHOUT_DIRECTORY and is_described
+    if not is_possible or {*_NEED_NOTHING} & names or not "".join(words[1:2]).startswith("-"):
         return list(words)
     places = (word for before, word in pairwise(words) if before != "--config")
     if any(Path(word).is_dir() for word in places):
@@ -125,6 +136,8 @@ def _run_words(args: argparse.Namespace) -> list[str]:
     words = [word for word in args.options if not word.startswith("--gpus=")]
     for name in ("global_batch_size", "seq_length"):
         value = getattr(args, name, None)
-        if value is not None and str(value).isdigit():
-            words += ["--" + name.replace("_", "-"), str(value)]
+        number, per_gpu, _ = str(value or "").lower().partition("xgpus")
+        if number.isdigit() or per_gpu:
+            size = int(number or 1) * (max(1, _num_ranks(args)) if per_gpu else 1)
+            words += ["--" + name.replace("_", "-"), str(size)]
     return words

@@ -663,7 +663,7 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
     table = table_of("plans", "The best on each number of GPUs", rows, cells)
     return table.with_spare_columns(
         *("GPU-h for 1e9 tokens", "cost of 1e9 tokens", "GPU-hours", COST),
-        late=("90 %", "best layout", TOKENS, "efficiency", "trust"),
+        late=("90 %", "efficiency", "trust", TOKENS),
         folded="best layout",
     )
 

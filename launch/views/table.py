@@ -121,8 +121,8 @@ def table_of(
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """Return a console on standard output, or on a file with its width; without a terminal, wide
-    enough for every table.
+    """Return a console on standard output, or on a file with its width; without a terminal, as wide
+    as COLUMNS says, else as every table needs.
 
     Without a terminal, or if ``NO_COLOR`` is set, only plain text is written.
     """
@@ -130,7 +130,9 @@ def console(file: IO[str] | None = None) -> Console:
 
     as_text: dict[str, Any] = {"file": file, "markup": False, "emoji": False}
     if not sys.stdout.isatty():
-        return Console(width=WIDTH, force_terminal=False, color_system=None, **as_text)
+        wide = os.environ.get("COLUMNS", "")
+        width = int(wide) if wide.isdecimal() else WIDTH
+        return Console(width=width, force_terminal=False, color_system=None, **as_text)
     return Console(color_system=None if os.environ.get("NO_COLOR") else "auto", **as_text)
 
 

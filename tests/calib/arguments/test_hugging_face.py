@@ -425,8 +425,8 @@ def test_every_second_layer_may_be_sparse() -> None:
 
 
 def test_an_unknown_kind_and_a_missing_size_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"model_type 'bert' of config.json is not known"):
-        from_hugging_face({"model_type": "bert"})
+    with pytest.raises(ConfigError, match=r"model_type 'gpt9' of config.json is not known"):
+        from_hugging_face({"model_type": "gpt9"})
     with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
         from_hugging_face({**QWEN2_7B, "num_hidden_layers": None})
 
@@ -468,7 +468,7 @@ def test_an_unknown_family_is_read_by_its_keys_with_a_note() -> None:
         from_hugging_face({**config, "laurel_rank": 64, "altup_num_inputs": 4})
     with pytest.raises(ConfigError, match="hidden_act silu its layers are open"):
         from_hugging_face({**config, "hidden_act": "gelu"})
-    with pytest.raises(ConfigError, match="is not of a decoder"):
+    with pytest.raises(ConfigError, match="is not of a decoder alone"):
         from_hugging_face({**config, "architectures": ["NewForMaskedLM"]})
 
 
@@ -554,5 +554,5 @@ def test_a_size_that_is_not_read_is_named_for_a_known_family_too(
 
 def test_an_encoder_is_said_to_be_one() -> None:
     t5 = {"model_type": "t5", "is_encoder_decoder": True, "d_model": 512, "num_layers": 6}
-    with pytest.raises(ConfigError, match="'t5' has an encoder, which is not modelled"):
+    with pytest.raises(ConfigError, match="'t5' is not of a decoder alone"):
         from_hugging_face(t5)

@@ -275,7 +275,7 @@ def test_nothing_is_published_of_processors(capsys: Out) -> None:
     err = capsys.readouterr().err.splitlines()
     assert err == [
         "forerun: cpu: no run on such a device is published; there are those of "
-        "A100, B200, B300, GB200, GB300, GH-96, GH200, H100"
+        "A100, B200, B300, GB200, GB300, GH200, H100"
     ]
 
 

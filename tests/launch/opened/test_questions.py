@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.memory.devices import known_device
 from forerun.launch.cli import ExitCode, main
 
 LLAMA_70B: dict[str, Any] = {
@@ -125,3 +126,129 @@ def test_plan_offers_what_fits_with_states_on_the_host(tmp_path: Path, capsys: O
     assert main(["plan", *words, "--top", "1"]) == ExitCode.ANSWER
     first = " ".join(capsys.readouterr().out.partition("Layouts")[0].split())
     assert first.startswith("fastest on 8 x") and first.endswith("of each host")
+
+
+GPT = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 "
+    "--num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
+    "--micro-batch-size 1 --global-batch-size 64"
+)
+MAMBA = GPT.replace("pretrain_gpt", "pretrain_mamba") + " --bf16 --spec a b"
+FILES: dict[str, Any] = {
+    "t5.json": {"model_type": "t5", "d_model": 512, "num_layers": 6, "is_encoder_decoder": True},
+    "bert.json": {"model_type": "bert", "hidden_size": 768, "type_vocab_size": 2},
+    "encoder.json": {"architectures": ["BertForMaskedLM"], "hidden_size": 768},
+    "adapter_config.json": {"peft_type": "LORA", "base_model_name_or_path": "org/model"},
+    "job.sbatch": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("predict --config llama.json --gbs 64", "--device NAME is missing"),
+        ("plan --gpus 8 --config llama.json", "--device NAME is missing"),
+        (f"explain TP2 TP4 -- {GPT}", "TP2 is not a directory"),
+        (f"explain --gpus 8 TP2 TP4 -- {GPT}", "--device NAME is missing"),
+        ("predict --device H100,A100 --config llama.json", "predict takes one --device"),
+        ("predict --device H100,NONSENSE --config llama.json", "'NONSENSE' is not known"),
+        ("plan --device H100,NONSENSE --config llama.json", "'NONSENSE' is not known"),
+        ("predict --device H100 --config t5.json", "'t5' is not of a decoder"),
+        ("predict --device H100 --config bert.json", "'bert' is not of a decoder"),
+        ("predict --device H100 --config encoder.json", "is not of a decoder"),
+        ("predict --device H100 --config adapter_config.json", "LoRA is not modelled"),
+        ("predict --device H100 --config job.sbatch", "after --, such as -- bash job.sbatch"),
+        ("predict --device H100 job.sbatch", "after --, such as -- bash job.sbatch"),
+        ("plan --device H100 job.sbatch", "after --, such as -- bash job.sbatch"),
+        (f"predict --device H100 -- {GPT} --peft-type lora", "LoRA is not modelled"),
+        (f"predict --device H100 -- {MAMBA}", "layers of Mamba are not modelled"),
+        (
+            f"predict --device H100 -- {GPT} --tensor-modelparallel-size 2",
+            "did you mean --tensor-model-parallel-size?",
+        ),
+        (
+            "predict --device H100 --gpus 32 --tp 3 --config llama.json",
+            "tp 3 x pp 1; give degrees whose product divides 32",
+        ),
+        *((f"{verb} nodir", "nodir is not a directory") for verb in ("plan", "report", "normal")),
+        ("diff nodir nodir", "nodir is not a directory"),
+    ],
+)
+def test_what_cannot_be_answered_says_what_to_do(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {**FILES, "llama.json": LLAMA_70B}.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    assert main(words.split()) in (ExitCode.USAGE, ExitCode.NO_DATA)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (f"--device V100 -- {GPT} --bf16", "no tensor cores for bf16"),
+        (f"--device A100 -- {GPT} --bf16 --fp8-format hybrid", "no units for FP8"),
+        ("--device H100 --config llama.json", "assumed: 1 GPU (--gpus N), 1 sample a step"),
+        ("--device H100 --gpus 64 --gbs 64 --seq 4096 --config llama.json", "nodes of 8 GPUs"),
+    ],
+)
+def test_what_nobody_stated_is_said(
+    words: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama.json").write_text(json.dumps(LLAMA_70B | {"num_hidden_layers": 4}))
+    assert main(["predict", *words.split()]) == ExitCode.ANSWER
+    captured = capsys.readouterr()
+    assert note in captured.err and captured.out.startswith("fits: ")
+
+
+@pytest.mark.parametrize(
+    ("names", "driver"),
+    [
+        ("A100-40|A100-40GB|A100 40GB|NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
+        ("A100|A100-80GB|A100-SXM|a100 80gb", "NVIDIA A100-SXM4-80GB"),
+        ("H100|H100-SXM|H100-SXM5|H100 80GB", "NVIDIA H100 80GB HBM3"),
+        ("H100NVL|H100 NVL|H100-NVL", "NVIDIA H100 NVL"),
+        ("RTX4090|RTX 4090|4090|GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
+    ],
+)
+def test_spellings_of_a_device_are_one_device(names: str, driver: str) -> None:
+    assert {known_device(name).driver_name for name in names.split("|")} == {driver}
+
+
+@pytest.mark.parametrize(
+    ("device", "source"),
+    [
+        ("H100", "published measurements of NVIDIA H100 80GB HBM3"),
+        ("GB200", "published measurements of NVIDIA GB200"),
+        ("H200", "the data sheet of NVIDIA H200 and measurements of H100"),
+        ("MI300X", "the data sheet of AMD Instinct MI300X and measurements of H100"),
+        ("T4", "the data sheet of Tesla T4 and measurements of A100"),
+    ],
+)
+def test_only_measured_devices_have_measurements(device: str, source: str, capsys: Out) -> None:
+    """Neither ``priors.json`` (16 bits) nor ``recipes/published`` has a row of the last three."""
+    line = f"{GPT} --fp16".split()
+    assert main(["predict", "--json", "--device", device, "--", *line]) == ExitCode.ANSWER
+    basis = json.loads(capsys.readouterr().out)["basis"]
+    assert basis.startswith(f"from {source}")
+
+
+def test_a_line_with_a_length_gets_its_days_without_a_price(capsys: Out) -> None:
+    line = f"{GPT} --bf16 --train-iters 20000".split()
+    assert main(["predict", "--json", "--device", "H100", "--", *line]) == ExitCode.ANSWER
+    result = json.loads(capsys.readouterr().out)
+    run = result["whole_run"]
+    assert run["num_steps"] == 20000 and run["cost"] is None
+    assert run["duration_s"] == pytest.approx(20000 * result["step_time_s"], rel=0.1)
+
+
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ["plan", "--device", "H100,B200", "--gpus", "8,16", "--top", "3", "--", *GPT.split()]
+    assert main(words) == ExitCode.ANSWER
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("device") and "best layout" in line for line in lines)
+    heads = [line for line in lines if line.startswith(("device", "#"))]
+    assert max(map(len, heads)) <= 80

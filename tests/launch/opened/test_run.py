@@ -172,7 +172,7 @@ def test_what_cannot_be_is_said_in_one_line(
 
 def test_a_directory_without_a_run_is_refused_at_once(tmp_path: Path) -> None:
     for home in (tmp_path, tmp_path / "none"):
-        with pytest.raises(forerun.ForerunError, match="train with --calibrate"):
+        with pytest.raises(forerun.ForerunError, match="--calibrate-dir"):
             forerun.load(home)
 
 

@@ -70,7 +70,7 @@ def test_table_and_bars_fit_the_screen(curves: list[Scaling], num_devices: int, 
     table = caught.get()
     assert max(map(len, table.splitlines())) <= width
     assert "…" not in table
-    for name in ("GPUs", "step", "tokens/s", "efficiency"):
+    for name in ("GPUs", "best layout", "step", "tokens/s"):
         assert name in table.partition("─")[0]
     assert (B200 in table) is (num_devices == 2)
     assert ("too far to trust" in table) is any(not row.point.is_trusted for row in rows)
