@@ -320,11 +320,6 @@ class Plan(Encoded):
         return sum(proof.num_layouts for proof in self.proofs.values())
 
     @property
-    def num_fitting(self) -> int:
-        """Number of ranked layouts that may fit in memory."""
-        return sum(one.verdict is not Verdict.DOES_NOT_FIT for one in self.candidates)
-
-    @property
     def doubt(self) -> str:
         """Reason why the model cannot rank these layouts, and the remedy; empty if its interval
         contains the running layout's step."""
@@ -488,7 +483,7 @@ def plan(
     given = fix_unavailable_axes(config, keep)
     results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
     first = plan_of(())
-    if is_unmeasured and first.best is None and first.num_fitting:
+    if is_unmeasured and first.best is None:
         # All of the fastest are tight: those that surely fit are slower than these.
         sure = [searched(count, given, is_sure=True).best for count in wanted]
         return plan_of([one.config for best in sure for one in best])

@@ -678,7 +678,7 @@ class Prediction(LayoutAnswer):
     @cached_property
     def fewest_gpus(self) -> Candidate | None:
         """Layout on the fewest GPUs that surely fits, where none of the remedies on as many does;
-        None if this one fits.  The number of GPUs is doubled until there is one, or no layout."""
+        None if this one fits.  The number of GPUs is doubled until there is one."""
         config, machine = self.layout.config, self.machine
         if self.layout.verdict is not Verdict.DOES_NOT_FIT or self._same_gpus:
             return None
@@ -687,10 +687,8 @@ class Prediction(LayoutAnswer):
             with self.run.searching(1) as effort:
                 plan = plan_on(_unplaced(machine), config, num_ranks, effort=effort)
             best = best_on(num_ranks, plan)
-            if best is not None and best.verdict is Verdict.FITS:
+            if best is not None and (best.verdict is Verdict.FITS or not machine.basis):
                 return best
-            if not plan.candidates:
-                return None
             num_ranks *= 2
         return None
 
@@ -713,7 +711,7 @@ class Prediction(LayoutAnswer):
             where = "on as many GPUs fits" if number == num_ranks else f"on {number:,} GPUs fits"
             more = f"; {where} {fewest.label} ({size})"
         elif one.verdict is Verdict.DOES_NOT_FIT:
-            more = f"; no layout on up to {_MOST_GPUS:,} GPUs does"
+            more = f"; no layout does on as many GPUs, doubled up to {_MOST_GPUS:,}"
         return f"fits: {fits} on {num_ranks:,} x {one.config.device}{more}"
 
     def write_sbatch(self, path: Path | str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -130,8 +131,7 @@ def console(file: IO[str] | None = None) -> Console:
 
     as_text: dict[str, Any] = {"file": file, "markup": False, "emoji": False}
     if not sys.stdout.isatty():
-        wide = os.environ.get("COLUMNS", "")
-        width = int(wide) if wide.isdecimal() else WIDTH
+        width = shutil.get_terminal_size((WIDTH, _LINES)).columns  # of COLUMNS, if set
         return Console(width=width, force_terminal=False, color_system=None, **as_text)
     return Console(color_system=None if os.environ.get("NO_COLOR") else "auto", **as_text)
 
