@@ -268,7 +268,10 @@ class CompanionLoop:
     def _ended(self, now_unix_s: float) -> Ended:
         """Return the end of the run, now if training has sent none."""
         num_steps = self._answer.end.steps_total if self._answer is not None else 0
-        return self._steps.ended(self._place.run_id, self._end_unix_s or now_unix_s, num_steps)
+        end_unix_s = self._end_unix_s or now_unix_s
+        ended = self._steps.ended(self._place.run_id, end_unix_s, num_steps)
+        # Steps after the first window wait for its answer, and are not in the log of steps yet.
+        return replace(ended, iteration=max(ended.iteration, self._run.last_iteration))
 
     def _close_answer(self, ended: Ended) -> None:
         """Put the answer into the past, and log what is new of it."""

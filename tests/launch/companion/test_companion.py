@@ -133,6 +133,18 @@ def test_what_is_said_after_the_end_is_past_and_no_cut_window_replaces_it(
     assert state in main_output(["status", str(directory)], capsys).split("\n")[0]
 
 
+def test_a_run_whose_first_answer_comes_after_its_end_has_done_all_its_steps(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = companion(directory, Notes())
+    for step in range(20):
+        loop.handle(event(step), 1000.0)
+    loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    loop.finish(1020.0)
+    out = capsys.readouterr().out
+    assert "] ended " in out and "after 20 steps" in out and "] ends " not in out
+
+
 def main_output(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     main(words)
     return capsys.readouterr().out
