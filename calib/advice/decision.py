@@ -32,6 +32,10 @@ _NUM_DRAWS = 512
 _SEED = 0
 _NEAR_SIGMAS = 6.0
 """Distance (standard deviations) beyond which a layout cannot be mistaken for the best."""
+_UNKNOWN_LAYOUT = (
+    "no layouts were compared: what the model consists of is not known; the launch line or "
+    "forerun.attach(model, optimizer, config) says it"
+)
 _MASKED = f"{MASK} replaces a value that was not recorded; write your own there"
 
 
@@ -324,7 +328,9 @@ def _gaps(
     """Return the evidence that is missing to compare other layouts."""
     out: list[Reason] = []
     if plan is None:
-        out.append(_evidence("no layouts were compared; record another window", {}))
+        out.append(_evidence(_UNKNOWN_LAYOUT, {}))
+    elif plan.not_searched:
+        out.append(_evidence(f"no layouts were compared: {plan.not_searched}", {}))
     elif candidate is not None and candidate.is_doubtful:
         out.append(_evidence(plan.doubt, {"misfit_log": plan.misfit_log}))
     if coverage_frac is not None and coverage_frac < MIN_COVERAGE_FRAC:

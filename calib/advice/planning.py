@@ -305,6 +305,8 @@ class Plan(Encoded):
     """True if another layout has to resume from the run's checkpoint of this model."""
     is_unmeasured: bool = False
     """True if nothing of the machine was measured; layouts tight in memory are not offered then."""
+    not_searched: str = ""
+    """Why the search for other layouts failed; empty if it did not."""
     is_listed: bool = True
     """False if ``running`` is no layout that anybody runs or requested."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from ..advice import (
     Decision,
@@ -12,12 +12,14 @@ from ..advice import (
     MicroBatchAdvice,
     Plan,
     Rule,
+    compare,
     decide,
     explain,
     micro_batch_advice,
     plan,
 )
 from ..drift import waiting_report
+from ..errors import ForerunError
 from ..fit import Calibration, calibrate
 from ..forecast import (
     Ended,
@@ -63,6 +65,8 @@ from .transcript import (
     with_prefix,
 )
 from .what_if import what_if
+
+_T = TypeVar("_T")
 
 
 def analyse(
@@ -196,8 +200,8 @@ def _answer_with_layout(
     calibration = calibrate(table, device=config.device)
     fit = fit_run(table, live_times(calibration, config), known, config)
     device_memory, run = _device_memory(table, request), MeasuredRun.of(table)
-    others = _plan(request, remaining_layout(config), fit.steps, device_memory)
-    modelled = _modelled(table, request, config, calibration, fit, others, device_memory)
+    others, failures = _plan(request, remaining_layout(config), fit.steps, device_memory), []
+    modelled = _modelled(table, request, config, calibration, fit, others, device_memory, failures)
     view, hooks = modelled.model_forecast, hook_summary(table)
     if at_forecast is not None and (later := at_forecast()).last_step > request.last_step:
         request = later
@@ -224,7 +228,8 @@ def _answer_with_layout(
         modelled=modelled,
         problems=tuple(problems),
     )
-    return replace(answer, transcript=_lines_of_layout(answer, modelled, request.goals, directory))
+    lines = _lines_of_layout(answer, modelled, request.goals, directory)
+    return replace(answer, transcript=(*lines, *with_prefix(failures)))
 
 
 def _modelled(
@@ -235,8 +240,20 @@ def _modelled(
     fit: RunFit,
     others: Plan,
     device_memory: _DeviceMemory,
+    failures: list[str],
 ) -> Modelled:
-    ahead, routing = remaining_layout(config), measured_routing(table)
+    """Return what models say; parts beside the step that fail are absent, with a failure each."""
+
+    def apart(name: str, absent: _T, part: Callable[..., _T], *args: Any) -> _T:
+        try:
+            return part(*args)
+        except ForerunError as err:
+            failures.append(f"{name} not known: {err}")
+            return absent
+
+    offset_nbytes = device_memory["memory_offset_nbytes"]
+    given = request, remaining_layout(config), fit.steps, device_memory
+    routing = measured_routing(table)
     return Modelled(
         config=config,
         calibration=calibration,
@@ -254,12 +271,13 @@ def _modelled(
             if routing is not None
             else None
         ),
-        micro_batch=_micro_batch(request, ahead, fit.steps, device_memory),
-        explained=_explained(others, fit.steps),
-        lint=_lint(request, ahead, fit.steps, device_memory),
+        micro_batch=apart("best micro-batch", None, _micro_batch, *given),
+        explained=apart("parts of the step", (), _explained, others, fit.steps),
+        lint=apart("advice on arguments", None, _lint, *given),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
-        what_if=what_if(
-            others, fit.steps, request.goals.gpus, device_memory["memory_offset_nbytes"]
+        what_if=apart(
+            *("what another choice would give", (), what_if, others, fit.steps),
+            *(request.goals.gpus, offset_nbytes),
         ),
     )
 
@@ -354,12 +372,19 @@ def _device_memory(table: SampleTable, request: Request) -> _DeviceMemory:
 def _plan(
     request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
 ) -> Plan:
-    return plan(
-        config,
-        steps,
-        num_ranks=(config.parallelism.num_ranks, *request.goals.gpus),
-        **device_memory,
-    )
+    """Return the plan; the running layout alone, with the reason, if the search fails."""
+    counts = (config.parallelism.num_ranks, *request.goals.gpus)
+    try:
+        return plan(config, steps, num_ranks=counts, **device_memory)
+    except ForerunError as err:
+        (running,) = compare(config, [config], steps, **device_memory)
+        return Plan(
+            running=running,
+            measured_step_time_s=steps.measured_s(config),
+            memory_capacity_nbytes=device_memory["memory_capacity_nbytes"],
+            candidates=(),
+            not_searched=str(err),
+        )
 
 
 def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]:

@@ -82,6 +82,8 @@ def faster_line(
     nothing.
     """
     best = decision.candidate if decision and decision.candidate else plan.best
+    if plan.not_searched:
+        return f"other layouts not compared: {plan.not_searched}"
     if plan.doubt and (best is None or best.is_unsure):
         return f"faster: {INDISTINGUISHABLE}{_SEPARATOR}{plan.doubt}"
     if best is None and (coded := plan.by_code) is not None:

@@ -140,6 +140,10 @@ class _Builder:
         self._cut: Counter[str] = Counter()
         self._splits: dict[tuple[int, ...], int] = {(): 0}
         self._shardings = shardings(config)
+        running = config.parallelism.num_optimizer_instances
+        self._instances = np.array(
+            [one.get("num_optimizer_instances", running) for one in self._shardings], dtype=np.int64
+        )
         self._batches: dict[tuple[int, int], Ints] = {}
 
     def build(self) -> Cells:
@@ -205,18 +209,17 @@ class _Builder:
     def _is_cp_allowed(self, tp: int, cp: int) -> bool:
         config = self._config
         model, par = config.model, config.parallelism
-        if cp in (1, par.cp):
-            return True
+        is_running = cp in (1, par.cp)
         heads = min(model.num_attention_heads, model.num_query_groups)
         # Other degrees are left out, as with the running ones the product may exceed the ranks.
         around = Parallelism(cp=cp, context_comm=par.context_comm, context_inner=par.context_inner)
         exchanged = around.exchanged_cp
         return (
-            self._passes("cp on a CPU", is_met=config.device != "cpu")
-            and self._passes(f"cp above {MOST_CONTEXT}", is_met=cp <= MOST_CONTEXT)
+            self._passes("cp on a CPU", is_met=is_running or config.device != "cpu")
+            and self._passes(f"cp above {MOST_CONTEXT}", is_met=is_running or cp <= MOST_CONTEXT)
             and self._passes(
                 f"2 x cp does not divide the sequence of {model.seq_length}",
-                is_met=model.seq_length % (2 * cp) == 0,
+                is_met=cp == 1 or model.seq_length % (2 * cp) == 0,
             )
             and self._passes(
                 "tp x cp does not divide the heads, as the exchange a2a needs",
@@ -269,7 +272,15 @@ class _Builder:
         out[:, [names["ep"], names["etp"]]] = experts[e]
         out[:, [names["micro"], names["vp"], names["split"]]] = batches[b]
         out[:, names["deep"]] = d
-        return out
+        instances = self._instances[d]
+        expert_dp = tp * cp * dp // out[:, [names["ep"], names["etp"]]].prod(axis=1)
+        is_even = (cp * dp % instances == 0) & (expert_dp % instances == 0)
+        self._passes(
+            "copies of FSDP do not divide the replicas",
+            is_met=bool(is_even.all()),
+            number=int((~is_even).sum()),
+        )
+        return out[is_even]
 
     def _experts(self, tp: int, num_ranks: int) -> Ints:
         """Return expert parallelism and expert tp over the ranks of a stage, shape (pairs, 2)."""

@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.errors import ConfigError
-from forerun.calib.search.cells import Cells, cells_of
-from forerun.calib.search.space import MOST_CONTEXT, MOST_VIRTUAL
+from forerun.calib.search.cells import COLUMNS, Cells, cells_of, num_variants
+from forerun.calib.search.space import (
+    MOST_CONTEXT,
+    MOST_VIRTUAL,
+    num_nodes,
+    recomputes,
+    states,
+)
 from forerun.calib.workload.config import (
+    ContextComm,
     Engine,
     Experts,
     Recompute,
@@ -218,3 +225,43 @@ def test_pipelines_of_deepspeed_shard_the_optimizer_alone(
     configs = cells_of(replace(plain, parallelism=par), 4).plain_layouts()
     is_deep = sharding is not Sharding.OPTIMIZER
     assert any(one.parallelism.pp > 1 for one in configs) is not is_deep
+
+
+FRAMEWORKS = ("Megatron-LM 0.16", "PyTorch 2.13", "transformers 5.24", "torchtitan 0.2")
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    num_ranks=st.integers(1, 64),
+    per_node=st.sampled_from([0, 1, 2, 3, 4, 8]),
+    framework=st.sampled_from(FRAMEWORKS),
+    engine=st.sampled_from(Engine),
+    device=st.sampled_from(["cpu", GPU]),
+    experts=st.sampled_from([None, EXPERTS, replace(EXPERTS, num_experts=6)]),
+    par=st.sampled_from(
+        [
+            {},
+            {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS},
+            {"cp": 2, "context_comm": ContextComm.ALL_TO_ALL},
+        ]
+    ),
+)
+def test_every_variant_of_every_search_can_be_built(
+    layout: Layout, num_ranks: int, per_node: int, par: dict[str, Any], **drawn: Any
+) -> None:
+    """Dense or experts, any loop and engine, on any number of ranks, of any number a node."""
+    degrees = {**par, "engine": drawn.pop("engine"), "ranks_per_node": per_node}
+    model = {"experts": drawn.pop("experts")}
+    config = layout(micro=1, samples=num_ranks * 2, par=degrees, model=model, **drawn)
+    cells = cells_of(config, num_ranks)
+    assert len(cells) and num_variants(cells) >= len(cells)
+    firsts, _ = cells.distinct(*(cells.columns[n] for n in COLUMNS if n not in ("micro", "split")))
+    for place in firsts.tolist():
+        plain = cells.layout(place)
+        assert plain.parallelism.num_ranks == num_ranks
+        for choice in states(plain, num_nodes(plain)):
+            assert choice.of(plain).batch == plain.batch
+        for recompute in recomputes(plain):
+            assert recompute.applied_to(plain).parallelism == plain.parallelism
