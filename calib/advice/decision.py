@@ -17,7 +17,7 @@ from ..forecast import Forecast
 from ..memory import Verdict
 from ..records import Action
 from ..units import HOUR_S, format_frac, format_time
-from ..workload import Encoded, Goals
+from ..workload import CheckpointForm, Encoded, Goals
 from .planning import Candidate, Plan
 
 SCHEMA = 2
@@ -286,6 +286,8 @@ def _restart_reason(
 ) -> Reason:
     if best is None or plan is None:
         return Reason(rule=Rule.RESTART, is_met=False, text=_none_offered(plan))
+    is_unsaved = plan.running.config.cadence.checkpoint_form is CheckpointForm.NONE
+    cost_s += forecast.elapsed_s * is_unsaved
     rivals = [c for c in plan.candidates if c.verdict is best.verdict]
     bias_log = selection_bias_log(best, rivals)
     chance = saving_probability(forecast, best, cost_s, bias_log=bias_log)
@@ -294,6 +296,8 @@ def _restart_reason(
     fits = best.verdict is Verdict.FITS
     is_met = chance >= confidence and fits
     text = f"{odds_text(Rule.RESTART, chance, confidence)}; it {saving_text(saved_s, cost_s)}"
+    if is_unsaved:
+        text += "; without --save it begins anew"
     if not fits:
         text += f"; memory: {best.verdict.value}, but it must fit"
     return Reason(

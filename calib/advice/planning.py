@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..arguments import (
     NEEDS_ENGINE,
@@ -46,7 +46,15 @@ from ..steps import (
     paired_sigma_log,
 )
 from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
-from ..workload import Encoded, RoutingBalance, RunConfig, Sharding, routed, takes_options
+from ..workload import (
+    CheckpointForm,
+    Encoded,
+    RoutingBalance,
+    RunConfig,
+    Sharding,
+    routed,
+    takes_options,
+)
 
 _AXES = {
     "tp": "--tensor-model-parallel-size",
@@ -133,29 +141,72 @@ _FORMS = {
     Sharding.WEIGHTS: "Megatron-FSDP",
 }
 """Optimizers by sharding; each has its own checkpoint format."""
+_SPLIT_AXES = ("tp", "pp", "vpp", "ep", "etp")
+_SAVES_FOR_ANY = "--ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable saves one for any"
+_OF_ONE_SPLIT = (CheckpointForm.BY_RANK, CheckpointForm.BY_BUFFER, CheckpointForm.BY_SHARD)
+_NEEDS: Mapping[CheckpointForm, tuple[str, str]] = {
+    CheckpointForm.BY_RANK: (
+        "has a file for each rank of the model (--ckpt-format torch)",
+        _SAVES_FOR_ANY,
+    ),
+    CheckpointForm.BY_BUFFER: ("holds buffers of the distributed optimizer", _SAVES_FOR_ANY),
+    CheckpointForm.BY_WEIGHT: ("keeps states of split experts apart", "others need a converter"),
+    CheckpointForm.BY_SHARD: ("is of FSDP", "no other split is known to load it"),
+}
+"""Why a form needs something of the layout that loads it, and the remedy."""
 
 
 def converter(config: RunConfig, running: RunConfig) -> str:
-    """Return why a run cannot resume under another sharding; empty if it can.
+    """Return why a layout cannot load the run's checkpoints as they are; empty if it can.
 
     Megatron's optimizers have their own checkpoint formats, between which only a converter
-    translates (Megatron-LM issue 851); FSDP needs ``--ckpt-format fsdp_dtensor``.
+    translates (Megatron-LM issue 851).  What else a form needs is that of core 0.16.1
+    (``megatron/training/checkpointing.py``, ``DistributedOptimizer.sharded_state_dict``).
 
     >>> from dataclasses import replace
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload import Batch, Cadence, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> here = RunConfig(model=gpt, parallelism=Parallelism(dp=2),
-    ...     batch=Batch(micro_batch_size=1, global_batch_size=8))
-    >>> there = replace(here, parallelism=Parallelism(dp=2, is_optimizer_distributed=True))
-    >>> converter(there, here)
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=8),
+    ...     cadence=Cadence(checkpoint_form=CheckpointForm.BY_RANK))
+    >>> converter(replace(here, parallelism=Parallelism(dp=2, is_optimizer_distributed=True)), here)
     'its checkpoint (the distributed optimizer) would need a converter'
+    >>> converter(replace(here, parallelism=Parallelism(tp=2)), here)[:70]
+    'the checkpoint has a file for each rank of the model (--ckpt-format to'
     """
-    if not takes_options(running):
+    saved = running.cadence.checkpoint_form
+    if not takes_options(running) or saved is CheckpointForm.NONE:
         return ""
     form = _FORMS[config.parallelism.sharded]
-    is_same = form == _FORMS[running.parallelism.sharded]
-    return "" if is_same else f"its checkpoint ({form}) would need a converter"
+    if form != _FORMS[running.parallelism.sharded]:
+        return f"its checkpoint ({form}) would need a converter"
+    there, here = (_needs(one, running, saved) for one in (config, running))
+    needed = [f"{name} {value}" for name, value in here.items() if there.get(name, value) != value]
+    if not needed:
+        return ""
+    why, remedy = _NEEDS[saved]
+    return f"the checkpoint {why} and needs {', '.join(needed)}; {remedy}"
+
+
+def _needs(config: RunConfig, running: RunConfig, saved: CheckpointForm) -> dict[str, object]:
+    """Return what a layout must have as the run has it to load its checkpoints, by name."""
+    par, is_dense = config.parallelism, config.model.experts is None
+    num_replicas, other = par.dp * par.cp, running.parallelism
+    needs: dict[str, object] = {}
+    if saved in _OF_ONE_SPLIT:
+        names = _SPLIT_AXES[:3] if is_dense else _SPLIT_AXES
+        needs = {name: layout_name(name).read(config) for name in names}
+        needs["layers of chunks"] = par.chunk_layers or "even"
+    if saved is CheckpointForm.BY_BUFFER:
+        # Megatron's buckets: 40 million gradients, or one million for each replica.
+        needs["buckets of gradients"] = max(40, num_replicas) if par.overlaps_grad_reduce else "one"
+    if saved in (CheckpointForm.BY_BUFFER, CheckpointForm.BY_WEIGHT) and not is_dense:
+        needs["ep"] = par.ep if saved in _OF_ONE_SPLIT or par.ep == 1 else "above 1"
+        # Each replica has a random state then, which Megatron loads unless tp or pp differ.
+        if par.ep > 1 and (par.tp, par.pp) == (other.tp, other.pp):
+            needs["replicas"] = num_replicas
+    return needs
 
 
 __all__ = [
@@ -187,7 +238,7 @@ class Candidate(Encoded):
         "cp=config.parallelism.cp ep=config.parallelism.ep "
         "micro_batch_size=config.batch.micro_batch_size recompute=config.recompute routing "
         "step_time_s low_s high_s **ratios throughput memory host_nbytes_per_node verdict "
-        "fit_probability source_frac options"
+        "fit_probability source_frac options conversion?"
     )
 
     config: RunConfig
@@ -207,6 +258,9 @@ class Candidate(Encoded):
     options: tuple[str, ...]
     fit_probability: float | None = None
     """Probability that it fits in device memory; None if the capacity is unknown."""
+    conversion: str = ""
+    """Why it cannot load the run's checkpoints as they are; empty if it can, or if there are
+    none of this model."""
 
     def __post_init__(self) -> None:
         low, high = self.time_frac_low, self.time_frac_high
@@ -301,8 +355,6 @@ class Plan(Encoded):
     misfit_log: float = 0.0
     """Log of measured over modelled step of the running layout, if outside the model's interval;
     else 0."""
-    has_checkpoints: bool = True
-    """True if another layout has to resume from the run's checkpoint of this model."""
     is_unmeasured: bool = False
     """True if nothing of the machine was measured; layouts tight in memory are not offered then."""
     not_searched: str = ""
@@ -348,12 +400,14 @@ class Plan(Encoded):
         running = self.running.config
         if self.best is not None or takes_options(running) or not self.running.is_comparable:
             return None
-        surely = (
-            c
-            for c in self.candidates
-            if c.verdict is not Verdict.DOES_NOT_FIT and c.time_frac < 0 and not c.is_unsure
+        return next(
+            (
+                c
+                for c in self.candidates
+                if c.verdict is not Verdict.DOES_NOT_FIT and c.time_frac < 0 and not c.is_unsure
+            ),
+            None,
         )
-        return next((c for c in surely if not self.conversion(c.config)), None)
 
     @property
     def nearest(self) -> Candidate | None:
@@ -390,12 +444,7 @@ class Plan(Encoded):
             return f"it fits in memory with a probability of {candidate.fit_probability:.2f} only"
         if candidate.time_frac >= 0:
             return "it is not faster"
-        return unsupported_reason(config, running) or self.conversion(config)
-
-    def conversion(self, config: RunConfig) -> str:
-        """Return the converter that the run's checkpoint needs before this layout can resume from
-        it; empty if none is needed, or if the run has no checkpoint of this model."""
-        return converter(config, self.running.config) if self.has_checkpoints else ""
+        return unsupported_reason(config, running) or candidate.conversion
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
@@ -442,7 +491,8 @@ def plan(
     cancel in their ratio.  Without ``is_running``, ``config`` is a requested layout, and nothing is
     compared with it; without ``is_listed`` it only states model and batch, and may be one of the
     best.  ``memory_offset_nbytes`` is the measured memory peak minus its estimate
-    (None: not measured).  ``keep`` excludes layouts that it does not allow; layouts that the
+    (None: not measured).  ``has_checkpoints``: a layout has to resume from the run's checkpoints.
+    ``keep`` excludes layouts that it does not allow; layouts that the
     program has no options for are excluded too, and counted.  Behind layouts that fit are some that
     do not, least lacking first.
     """
@@ -470,7 +520,13 @@ def plan(
         return replace(result, proof=replace(result.proof, num_requested=number))
 
     planned = partial(
-        _make_plan, config, steps, memory_capacity_nbytes, memory_offset_nbytes, is_running
+        _make_plan,
+        config,
+        steps,
+        memory_capacity_nbytes=memory_capacity_nbytes,
+        memory_offset_nbytes=memory_offset_nbytes,
+        is_running=is_running,
+        has_checkpoints=has_checkpoints,
     )
 
     def plan_of(others: Sequence[RunConfig]) -> Plan:
@@ -478,7 +534,6 @@ def plan(
         return replace(
             made,
             is_listed=is_listed,
-            has_checkpoints=has_checkpoints,
             is_unmeasured=is_unmeasured,
         )
 
@@ -519,27 +574,26 @@ def unsupported_reason(config: RunConfig, running: RunConfig) -> str:
 def _make_plan(
     config: RunConfig,
     steps: FittedSteps,
-    capacity_nbytes: int | None,
-    offset_nbytes: int | None,
-    is_running: bool,
     results: Mapping[int, SearchResult],
     others: Sequence[RunConfig],
+    *,
+    memory_capacity_nbytes: int | None,
+    **asked: Any,
 ) -> Plan:
     layouts = [layout for one in results.values() for layout in one.layouts]
     running, *candidates = compare(
         config,
         [config, *dict.fromkeys((*layouts, *others))],
         steps,
-        memory_capacity_nbytes=capacity_nbytes,
-        memory_offset_nbytes=offset_nbytes,
-        is_running=is_running,
+        memory_capacity_nbytes=memory_capacity_nbytes,
+        **asked,
     )
     candidates.sort(key=_standing)
     return Plan(
         running=running,
         misfit_log=steps.misfit_log if running.is_comparable else 0.0,
         measured_step_time_s=steps.measured_s(config),
-        memory_capacity_nbytes=capacity_nbytes,
+        memory_capacity_nbytes=memory_capacity_nbytes,
         proofs={count: one.proof for count, one in results.items()},
         candidates=tuple(candidates),
     )
@@ -557,7 +611,9 @@ _USER_LOOP_AXES = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")
 
 def _resumable_constraint(config: RunConfig, keep: LayoutConstraint) -> LayoutConstraint | None:
     """Return the constraint to layouts that the run can resume in; None if contrary to ``keep``."""
-    names = ("sharding",) if takes_options(config) else ("sharding", *_USER_LOOP_AXES)
+    is_of_one_split = config.cadence.checkpoint_form in _OF_ONE_SPLIT
+    names = ("sharding", *(_SPLIT_AXES if is_of_one_split else ()))
+    names = names if takes_options(config) else ("sharding", *_USER_LOOP_AXES)
     constraint: LayoutConstraint | None = keep
     for name in names:
         constraint = constraint and constraint.with_axis_value(name, layout_name(name).read(config))
@@ -572,11 +628,12 @@ def compare(
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
     is_running: bool = True,
+    has_checkpoints: bool = True,
 ) -> list[Candidate]:
     """Return a candidate for each layout, in order, compared with the running one if both do the
     same work; see ``plan``."""
     running, *others = steps.estimates([config, *layouts])
-    return [
+    candidates = [
         _candidate(
             estimate,
             running if is_running and estimate.config.does_work_of(config) else None,
@@ -585,6 +642,9 @@ def compare(
         )
         for estimate in others
     ]
+    if not has_checkpoints:
+        return candidates
+    return [replace(one, conversion=converter(one.config, config)) for one in candidates]
 
 
 def _candidate(

@@ -52,7 +52,10 @@ _ALONE = frozenset(NAMES["layout"]).difference(*TOGETHER.values())
 _ONE_BATCH = Batch(micro_batch_size=1, global_batch_size=1)
 _NOT_TAKEN = ["allgather"]
 """Words of Megatron's help that Transformer Engine refuses; we write its own instead."""
-_NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
+_NOT_RESUMED = (
+    *("--finetune", "--ckpt-step", "--pretrained-checkpoint"),
+    *("--no-load-optim", "--load-main-params-from-ckpt"),
+)
 _EXCLUSIVE = {
     "attention_backend": {"transformer_impl"},
     "bf16": {"fp16"},
@@ -176,7 +179,7 @@ def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
     Options that start from scratch or from another checkpoint are dropped.  Without ``--save``,
     return the command line unchanged.
 
-    >>> resumed_command(["t.py", "--finetune", "--load", "old", "--save", "here"])
+    >>> resumed_command(["t.py", "--no-load-optim", "--load", "old", "--save", "here"])
     ('t.py', '--load', 'here', '--save', 'here')
     """
     options = _option_words(host_argv)

@@ -18,6 +18,7 @@ from ..workload import (
     Attention,
     Batch,
     Cadence,
+    CheckpointForm,
     ContextComm,
     Fp8Recipe,
     Parallelism,
@@ -403,8 +404,31 @@ def _cadence(given: Arguments, batch: Batch) -> Cadence:
         rampup_batch_size=rampup,
         step_batch_size_schedule=" ".join(given.words("step_batch_size_schedule")),
         is_saving=bool(given.text("save")),
+        checkpoint_form=_checkpoint_form(given),
         **{name: given.number(name) for name in _CADENCE},
     )
+
+
+def _checkpoint_form(given: Arguments) -> CheckpointForm:
+    """Return how the state is saved (``training/checkpointing.py`` of core 0.16.1).
+
+    Before core 0.14 the buffers of the distributed optimizer were split by weight in a save that
+    all replicas share.
+    """
+    form, option = given.text("ckpt_format"), "dist_ckpt_optim_fully_reshardable"
+    if not form:
+        return CheckpointForm.UNKNOWN
+    if not any(given.text(name) for name in ("save", "load", "pretrained_checkpoint")):
+        return CheckpointForm.NONE
+    if form == CheckpointForm.BY_RANK.value:
+        return CheckpointForm.BY_RANK
+    if form not in ("torch_dist", "zarr"):
+        return CheckpointForm.BY_SHARD
+    is_before = given.get(option) is None or given.is_on("dist_ckpt_save_pre_mcore_014")
+    is_by_weight = given.is_on(option) or (is_before and given.is_on("ckpt_fully_parallel_save"))
+    if given.is_on("use_distributed_optimizer") and not is_by_weight:
+        return CheckpointForm.BY_BUFFER
+    return CheckpointForm.BY_WEIGHT
 
 
 def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) -> int:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         Attention,
         Batch,
         Cadence,
+        CheckpointForm,
         Fp8Recipe,
         Precision,
         Recompute,

@@ -46,6 +46,22 @@ class Batch:
         at_least_one("global_batch_size", self.global_batch_size)
 
 
+class CheckpointForm(Enum):
+    """How a run saves its state, which decides what other layouts can load."""
+
+    UNKNOWN = "unknown"
+    NONE = "none"
+    """Nothing is saved or loaded, so that any launch begins anew."""
+    BY_RANK = "torch"
+    """A file for each rank of the model."""
+    BY_BUFFER = "torch_dist"
+    """Weights by name, states of the distributed optimizer as its buffers hold them."""
+    BY_WEIGHT = "torch_dist, fully reshardable"
+    """All states by the name of their weight."""
+    BY_SHARD = "fsdp_dtensor"
+    """Tensors of FSDP."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
     """Length of the run, and events between steps; 0 means never or unknown."""
@@ -66,6 +82,8 @@ class Cadence:
     """Evaluations after the last step: Megatron's are on the validation and on the test set."""
     exit_interval: int = 0
     """The process ends after a step whose number this divides."""
+    checkpoint_form: CheckpointForm = CheckpointForm.UNKNOWN
+    """How the state is saved."""
 
     def __post_init__(self) -> None:
         for name in ("train_iters", "eval_interval", "eval_iters", "save_interval"):
@@ -78,6 +96,7 @@ __all__ = [
     "Attention",
     "Batch",
     "Cadence",
+    "CheckpointForm",
     "ContextComm",
     "Dispatcher",
     "Engine",

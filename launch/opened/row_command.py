@@ -303,8 +303,8 @@ def _notes(candidate: Candidate, plan: Plan) -> list[str]:
         notes.append("it does not fit in memory")
     if candidate is not plan.running and candidate.time_frac >= 0:
         notes.append("it is not faster than the running layout")
-    if text := plan.conversion(candidate.config):
-        notes.append(f"to go on from a checkpoint: {text}")
+    if candidate.conversion:
+        notes.append(f"it does not resume the run: {candidate.conversion}")
     return notes
 
 

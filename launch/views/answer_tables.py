@@ -547,6 +547,8 @@ def plan_notes(plan: Plan) -> list[str]:
         f"{proof.text} on {number} GPUs" if len(plan.proofs) > 1 else proof.text
         for number, proof in plan.proofs.items()
     ]
+    if rows := [str(row) for row, one in enumerate(plan.candidates, 1) if one.conversion]:
+        notes.append(f"rows {', '.join(rows)} cannot load the run's checkpoints; --show N says why")
     notes += measurement_hints(plan)
     return [*notes, f"searched: {'; '.join(searched)}"] if searched else notes
 

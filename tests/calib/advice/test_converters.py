@@ -11,10 +11,19 @@ from planted_steps import steps_of
 
 from forerun.calib.advice.planning import converter, plan
 from forerun.calib.arguments.short_names import LayoutConstraint
+from forerun.calib.memory.peak import Verdict
 from forerun.calib.search.space import other_shardings
-from forerun.calib.workload.config import Precision, RunConfig, Sharding
+from forerun.calib.workload.config import (
+    Cadence,
+    CheckpointForm,
+    Experts,
+    Precision,
+    RunConfig,
+    Sharding,
+)
 
 Layout = Callable[..., RunConfig]
+H100 = "NVIDIA H100 80GB HBM3"
 MEGATRON_PARALLELISM = {
     "overlaps_grad_reduce": True,
     "overlaps_param_gather": True,
@@ -26,7 +35,7 @@ MEGATRON_PARALLELISM = {
 def megatron(layout: Layout) -> RunConfig:
     """On two nodes of eight, slow for its small micro-batches over tp."""
     par = {**MEGATRON_PARALLELISM, "is_optimizer_distributed": True, "is_sequence_parallel": True}
-    settings = {"precision": Precision.BF16, "device": "NVIDIA H100 80GB HBM3"}
+    settings = {"precision": Precision.BF16, "device": H100}
     return layout(tp=4, dp=4, micro=1, samples=64, par=par, **settings)
 
 
@@ -40,6 +49,8 @@ def test_each_form_of_megatron_wants_a_converter_to_another(megatron: RunConfig)
             assert (converter(one, other) == "") is is_same
             hosted = replace(other, framework="torchtitan 0.2")
             assert converter(one, hosted) == ""
+            unsaved = replace(other, cadence=Cadence(checkpoint_form=CheckpointForm.NONE))
+            assert converter(one, unsaved) == ""
 
 
 def test_another_form_of_checkpoint_is_said_and_never_offered(
@@ -52,7 +63,7 @@ def test_another_form_of_checkpoint_is_said_and_never_offered(
     ]
     assert any(is_other) and not all(is_other)
     for one, other in zip(result.candidates, is_other, strict=True):
-        assert bool(converter(one.config, megatron)) is other
+        assert bool(one.conversion) is other
         if other and one.time_frac < 0:
             assert "converter" in result.obstacle(one)
 
@@ -69,3 +80,34 @@ def test_what_can_be_loaded_is_looked_for_behind_what_cannot(
     assert result.best.config == alone.best.config
     only = plan(megatron, steps_of(slow), keep=LayoutConstraint.parse("sharding=none"))
     assert only.candidates and only.best is None and "converter" in only.nearest_miss
+
+
+SPLITS = ("tp", "pp", "vp", "ep", "expert_tp", "chunk_layers")
+OF_ONE_SPLIT = {CheckpointForm.BY_RANK, CheckpointForm.BY_BUFFER, CheckpointForm.BY_SHARD}
+
+
+@pytest.mark.parametrize("form", CheckpointForm)
+@pytest.mark.parametrize("experts", [None, Experts(num_experts=4, ffn_hidden_size=96)])
+def test_a_form_of_one_split_is_continued_in_that_split_alone(
+    layout: Layout, planted: Callable[..., Any], form: CheckpointForm, experts: Experts | None
+) -> None:
+    """Whatever is offered, and each row that says that it loads."""
+    par = {**MEGATRON_PARALLELISM, "is_sequence_parallel": True}
+    saved = {"cadence": Cadence(checkpoint_form=form), "model": {"experts": experts}}
+    running = layout(tp=2, dp=4, micro=1, samples=32, par=par, device=H100, **saved)
+    result = plan(running, steps_of(planted(bytes_per_s=1e7)), memory_capacity_nbytes=10**12)
+    rows = [one for one in result.candidates if one.verdict is not Verdict.DOES_NOT_FIT]
+    wanted = [getattr(running.parallelism, name) for name in SPLITS]
+    for row in rows:
+        is_split = [getattr(row.config.parallelism, name) for name in SPLITS] == wanted
+        par = row.config.parallelism
+        loads = par.sharded is Sharding.NONE and (is_split or form not in OF_ONE_SPLIT)
+        if form is CheckpointForm.BY_BUFFER:
+            loads &= par.overlaps_grad_reduce
+        if form is CheckpointForm.BY_WEIGHT:
+            loads &= par.ep == 1
+        loads |= form is CheckpointForm.NONE
+        assert (row.conversion == "") is loads
+        assert row.to_json()["conversion"] == (row.conversion or None)
+    assert result.best is not None and not result.best.conversion
+    assert any(row.conversion for row in rows) is (form is not CheckpointForm.NONE)

@@ -299,7 +299,7 @@ def test_what_is_called_modelled_is_read() -> None:
         from_namespace(given)
         read |= given.__dict__["read_names"] | switches.keys()
     assert read >= MODELLED
-    cadence = {"save", "exit_interval", "full_batch_size", "num_final_evals"}
+    cadence = {"save", "exit_interval", "full_batch_size", "num_final_evals", "ckpt_format"}
     not_modelled = {*UNMODELLED_SETTINGS, *SWITCHED_OFF, "fp8_format"}
     assert read - MODELLED - DERIVED - cadence <= not_modelled
 
