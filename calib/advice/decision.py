@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar
 
@@ -32,9 +32,9 @@ _NUM_DRAWS = 512
 _SEED = 0
 _NEAR_SIGMAS = 6.0
 """Distance (standard deviations) beyond which a layout cannot be mistaken for the best."""
-_UNKNOWN_LAYOUT = (
-    "no layouts were compared: what the model consists of is not known; the launch line or "
-    "forerun.attach(model, optimizer, config) says it"
+UNKNOWN_LAYOUT = (
+    "other layouts not compared: the model and its layout are not known; give them with "
+    "forerun.attach(model, optimizer, config), or the launch line to forerun predict"
 )
 _MASKED = f"{MASK} replaces a value that was not recorded; write your own there"
 
@@ -133,6 +133,9 @@ def decide(
     confirmed = met & previously_met
     if gaps and not confirmed:
         return _abstain(goals, [*gaps, *reasons], forecast.now_unix_s)
+    if not confirmed:
+        waits = "; another window must confirm it"
+        reasons = [replace(one, text=one.text + waits * one.is_met) for one in reasons]
     command: tuple[str, ...] = ()
     is_worth = Rule.RESTART in met or bool(confirmed)
     absent = _command_absent(candidate, plan, host_argv, is_worth=is_worth)
@@ -332,9 +335,9 @@ def _gaps(
     """Return the evidence that is missing to compare other layouts."""
     out: list[Reason] = []
     if plan is None:
-        out.append(_evidence(_UNKNOWN_LAYOUT, {}))
+        out.append(_evidence(UNKNOWN_LAYOUT, {}))
     elif plan.not_searched:
-        out.append(_evidence(f"no layouts were compared: {plan.not_searched}", {}))
+        out.append(_evidence(f"other layouts not compared: {plan.not_searched}", {}))
     elif candidate is not None and candidate.is_doubtful:
         out.append(_evidence(plan.doubt, {"misfit_log": plan.misfit_log}))
     if coverage_frac is not None and coverage_frac < MIN_COVERAGE_FRAC:

@@ -578,7 +578,7 @@ def _make_plan(
     others: Sequence[RunConfig],
     *,
     memory_capacity_nbytes: int | None,
-    **asked: Any,
+    **settings: Any,
 ) -> Plan:
     layouts = [layout for one in results.values() for layout in one.layouts]
     running, *candidates = compare(
@@ -586,7 +586,7 @@ def _make_plan(
         [config, *dict.fromkeys((*layouts, *others))],
         steps,
         memory_capacity_nbytes=memory_capacity_nbytes,
-        **asked,
+        **settings,
     )
     candidates.sort(key=_standing)
     return Plan(

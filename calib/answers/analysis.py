@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
 from ..advice import (
+    UNKNOWN_LAYOUT,
     Decision,
     Explanation,
     MicroBatchAdvice,
@@ -57,7 +58,6 @@ from .run_measurements import (
     recalibration_s,
 )
 from .transcript import (
-    NO_LAYOUT,
     checked_line,
     decision_line,
     faster_line,
@@ -317,7 +317,7 @@ def _lines_of_steps(answer: Answer, goals: Goals) -> tuple[str, ...]:
         f"{run} · {_rate(answer)}",
         *_end_lines(answer, goals),
         *(group.line(step_s) for group in answer.groups),
-        NO_LAYOUT,
+        UNKNOWN_LAYOUT,
         decision_line(answer.decision) if is_decided else "",
         checked_line(answer.hooks, answer.overhead, step_s, None),
     ]

@@ -18,10 +18,6 @@ from ..workload import RunConfig
 from .run_measurements import HookSummary, Overhead
 
 PREFIX = "[forerun]"
-NO_LAYOUT = (
-    "other layouts not compared: the model and its layout are not known; give them with "
-    "forerun.attach(model, optimizer, config), or the launch line to forerun predict"
-)
 _SEPARATOR = " · "
 _DECISION = "decision: "
 NEXT_TIME = "next time"
@@ -125,6 +121,8 @@ def decision_line(decision: Decision, plan: Plan | None = None, *, directory: st
     reason = _leading(decision)
     text = f"{_DECISION}{action_text(decision.action.value)}"
     if reason is not None:
+        if reason.is_met and decision.action is Action.CONTINUE:
+            text += " until another window confirms it"
         text += f" ({_why(reason, decision.confidence)})"
     return _SEPARATOR.join(filter(None, (text, _shown_by(decision.candidate, plan, directory))))
 
@@ -199,9 +197,12 @@ def _why(reason: Reason, confidence: float) -> str:
 
 
 def _shown_by(candidate: Candidate | None, plan: Plan | None, directory: str) -> str:
-    """Return the command that prints a candidate's launch line; empty if the plan lacks it."""
+    """Return the command that prints a candidate's launch line, or what would tell if it is faster;
+    empty if the plan lacks it."""
     if candidate is None or plan is None:
         return ""
+    if candidate.is_unsure:
+        return f"a short run of {candidate.label} with --calibrate would decide"
     running_num_ranks, ranks = (
         plan.running.config.parallelism.num_ranks,
         candidate.config.parallelism.num_ranks,

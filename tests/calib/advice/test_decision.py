@@ -21,6 +21,7 @@ from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.forecast.forecasts import Forecast, RemainingTime
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.steps.model import MISFIT
+from forerun.calib.workload.config import Cadence, CheckpointForm
 from forerun.calib.workload.run_options import Goals
 from forerun.launch.verbs.arguments import file_schema
 
@@ -110,6 +111,21 @@ def test_the_probability_of_saving_is_that_of_a_simulation(
     for cost_s in (0.0, 500.0, 1000.0, 2000.0):
         simulated = float(np.mean(remaining_s - ratio * remaining_s > cost_s))
         assert saving_probability(run, candidate, cost_s) == pytest.approx(simulated, abs=0.01)
+
+
+def test_without_checkpoints_a_restart_repeats_what_was_trained(
+    steady: Steady, planned: Planned
+) -> None:
+    plan = planned()
+    unsaved = Cadence(checkpoint_form=CheckpointForm.NONE)
+    running = replace(plan.running, config=replace(plan.running.config, cadence=unsaved))
+    run = replace(steady(), elapsed_s=1e6)
+    ask = {"forecast": run, "host_argv": HOST}
+    saved = decide(Goals(restart_cost_s=60.0), plan=plan, **ask)
+    lost = decide(Goals(restart_cost_s=60.0), plan=replace(plan, running=running), **ask)
+    assert saved.rules_met == {Rule.RESTART} and not lost.rules_met
+    assert lost.reasons[0].numbers["restart_cost_s"] == 60.0 + 1e6
+    assert "without --save it begins anew" in lost.reasons[0].text
 
 
 def test_a_closer_end_makes_a_restart_less_worth(steady: Steady, planned: Planned) -> None:

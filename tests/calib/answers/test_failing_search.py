@@ -65,7 +65,7 @@ def test_an_answer_stands_without_the_part_that_fails(
     decision = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=alone)
     assert decision.action is Action.ABSTAIN
     line = decision_line(decision)
-    assert line == "decision: none yet (no layouts were compared: instances 2 do not divide 1)"
+    assert line == "decision: none yet (other layouts not compared: instances 2 do not divide 1)"
 
 
 @pytest.mark.slow

@@ -127,7 +127,8 @@ def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) ->
         "inside the Slurm limit of 48 h",
         f"[forerun] faster here: {words} · 11 % less per step (6 to 15) · memory 71 of 80 GiB · "
         "saves 4.4 h less 12.0 min for the restart",
-        f"[forerun] decision: keep running ({100 * reason.probability:.3g} % chance that a restart "
+        "[forerun] decision: keep running until another window confirms it ("
+        f"{100 * reason.probability:.3g} % chance that a restart "
         "pays off, threshold 90 %) · forerun plan 'my runs' --show 1 prints the command",
         "[forerun] checked: model 1.861 s (1.800 s to 1.930 s), 1.0 % off · hooks 214 of 214, "
         "cost not measurable (below 0.9 %)",
@@ -281,6 +282,30 @@ def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan)
     assert decision_line(decision, faster).startswith(
         "decision: stop (100 % chance that the run ends after its deadline, threshold 90 %)"
     )
+
+
+def test_advice_that_waits_for_another_window_says_so(run: Forecast, faster: Plan) -> None:
+    first = decide(Goals(restart_cost_s=60.0), forecast=run, plan=faster)
+    line = decision_line(first, faster)
+    assert first.rules_met and line.startswith(
+        "decision: keep running until another window confirms it (100 % chance that a restart "
+        "pays off, threshold 90 %) · forerun plan DIR --show 1 prints the command"
+    )
+    assert first.reasons[0].text.endswith("; another window must confirm it")
+    second = decide(
+        Goals(restart_cost_s=60.0), forecast=run, plan=faster, previously_met=first.rules_met
+    )
+    assert "window" not in decision_line(second) + second.reasons[0].text
+    calm = decide(Goals(restart_cost_s=1e9), forecast=run, plan=faster)
+    assert "window" not in decision_line(calm) + calm.reasons[0].text
+
+
+def test_what_would_decide_is_said_where_a_row_is_not_sure(run: Forecast, faster: Plan) -> None:
+    best = replace(faster.candidates[0], time_frac_low=-0.3, time_frac_high=0.08)
+    plan = replace(faster, candidates=(best,))
+    line = decision_line(decide(Goals(), forecast=run, plan=plan), plan)
+    assert "--show" not in line
+    assert line.endswith(f" · a short run of {best.label} with --calibrate would decide")
 
 
 def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:
