@@ -159,6 +159,8 @@ def _run_config(models: tuple[Reference, ...], state: Reference) -> RunConfig:
     from megatron.core.num_microbatches_calculator import get_num_microbatches
 
     config = state().cfg
+    saved = config.checkpoint
+    reshards = "dist_ckpt_optim_fully_reshardable"
     call = {
         "micro_batch_size": config.train.micro_batch_size,
         "num_microbatches": get_num_microbatches(),
@@ -168,8 +170,10 @@ def _run_config(models: tuple[Reference, ...], state: Reference) -> RunConfig:
         train_iters=config.train.train_iters,
         eval_interval=getattr(config.validation, "eval_interval", None),
         eval_iters=getattr(config.validation, "eval_iters", None),
-        save_interval=getattr(config.checkpoint, "save_interval", None),
-        save=str(getattr(config.checkpoint, "save", None) or ""),
+        save_interval=getattr(saved, "save_interval", None),
+        save=str(getattr(saved, "save", None) or ""),
+        ckpt_format=str(getattr(saved, "ckpt_format", None) or ""),
+        dist_ckpt_optim_fully_reshardable=bool(getattr(saved, reshards, False)),
         exit_interval=getattr(config.train, "exit_interval", None),
         global_batch_size=config.train.global_batch_size,
         rampup_batch_size=tuple(getattr(config.train, "rampup_batch_size", None) or ()),

@@ -62,6 +62,9 @@ class CadenceHint:
     step_batch_size_schedule: str = ""
     save: str = ""
     """Folder of checkpoints; empty if none are written."""
+    ckpt_format: str = ""
+    """Form of checkpoints; empty if unknown."""
+    dist_ckpt_optim_fully_reshardable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
