@@ -274,7 +274,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("megatron", type=Path)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--ckpt-format", default="torch_dist", help="torch: only TP stays")
     args = parser.parse_args()
+    OPTIONS[OPTIONS.index("--ckpt-format") + 1] = args.ckpt_format
     out, megatron = args.out.resolve(), args.megatron.resolve()
     before, row = run_stopped_launch(megatron, out)
     rows, last, earlier_runs = {"stop on advice": row}, row["iteration"], wandb_runs(out)

@@ -181,6 +181,11 @@ def converter(config: RunConfig, running: RunConfig) -> str:
     form = _FORMS[config.parallelism.sharded]
     if form != _FORMS[running.parallelism.sharded]:
         return f"its checkpoint ({form}) would need a converter"
+    if saved is CheckpointForm.WEIGHTS:
+        return "the checkpoint lacks the optimizer's states; leave --no-save-optim out"
+    is_distributed = running.parallelism.sharded is Sharding.OPTIMIZER
+    if saved in _NEEDS and is_distributed and TRANSFORMER_ENGINE in running.absent:
+        return "Megatron loads the distributed optimizer with Transformer Engine or Apex alone"
     there, here = (_needs(one, running, saved) for one in (config, running))
     needed = [f"{name} {value}" for name, value in here.items() if there.get(name, value) != value]
     if not needed:

@@ -420,6 +420,8 @@ def _checkpoint_form(given: Arguments) -> CheckpointForm:
         return CheckpointForm.UNKNOWN
     if not any(given.text(name) for name in ("save", "load", "pretrained_checkpoint")):
         return CheckpointForm.NONE
+    if given.is_on("no_save_optim"):
+        return CheckpointForm.WEIGHTS
     if form == CheckpointForm.BY_RANK.value:
         return CheckpointForm.BY_RANK
     if form not in ("torch_dist", "zarr"):

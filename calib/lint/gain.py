@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import check_ascending
-from ..units import format_bytes, format_change
+from ..units import format_bytes, format_change, format_frac
 
 LEAST_MEMORY_FRAC = 0.05
 """Smallest saving that is mentioned, as a share of a rank's memory peak."""
@@ -48,6 +48,8 @@ class Gain:
             digits=0 if self.time_frac <= -0.02 else 1,
         )
         text = f"about {time}" if self.is_sure else time
+        if self.low_frac < 0 < self.high_frac:
+            text += f", {format_frac(self.time_frac, signed=True)} expected"
         if self.memory_frac > -LEAST_MEMORY_FRAC:
             return text
         return f"{text}, {format_bytes(-self.memory_nbytes)} less memory"

@@ -52,6 +52,8 @@ class CheckpointForm(Enum):
     UNKNOWN = "unknown"
     NONE = "none"
     """Nothing is saved or loaded, so that any launch begins anew."""
+    WEIGHTS = "weights"
+    """Without the optimizer's states, so that every restart loses them."""
     BY_RANK = "torch"
     """A file for each rank of the model."""
     BY_BUFFER = "torch_dist"

@@ -41,9 +41,10 @@ _STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"
 _GETTER = "get_forward_backward_func"
 _GLOBALS = "megatron.training.global_vars"
 _TIMERS = "_GLOBAL_TIMERS"
-_LOSSY = "a stop would lose {}; until then advice is logged, and the run goes on"
-_NOT_SAVED = _LOSSY.format("what has been trained; give --save DIR")
-_NO_STATES = _LOSSY.format("the optimizer's states; leave --no-save-optim out")
+_LOSSY = (
+    "without --save a stop would lose what has been trained; give --save DIR; "
+    "until then advice is logged, and the run goes on"
+)
 
 
 def wait_for(session: Session) -> None:
@@ -178,8 +179,8 @@ class TrainingLoop:
                 timer_holders=tuple(holders),
                 unseen=self._patches.unseen,
                 run_config=functools.partial(_run_config, references(models)),
-                stop=None if (loss := _loss()) else request_stop,
-                stop_is_lossy=loss,
+                stop=request_stop if _saves() else None,
+                stop_is_lossy="" if _saves() else _LOSSY,
                 **(self._session.guard.protect(place)() or {}),
             )
         )
@@ -207,12 +208,8 @@ def _arguments() -> Any:
     return importlib.import_module(_GLOBALS).get_args()
 
 
-def _loss() -> str:
-    """Return what a stop would lose, as a clause with the remedy; empty if nothing."""
-    args = _arguments()
-    if not getattr(args, "save", None):
-        return _NOT_SAVED
-    return _NO_STATES if getattr(args, "no_save_optim", None) else ""
+def _saves() -> bool:
+    return bool(getattr(_arguments(), "save", None))
 
 
 def _run_config(models: tuple[Reference, ...]) -> RunConfig:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from planted_steps import steps_of
 
 from forerun.calib.advice.planning import converter, plan
+from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.search.space import other_shardings
@@ -106,8 +108,65 @@ def test_a_form_of_one_split_is_continued_in_that_split_alone(
             loads &= par.overlaps_grad_reduce
         if form is CheckpointForm.BY_WEIGHT:
             loads &= par.ep == 1
+        loads &= form is not CheckpointForm.WEIGHTS
         loads |= form is CheckpointForm.NONE
         assert (row.conversion == "") is loads
         assert row.to_json()["conversion"] == (row.conversion or None)
-    assert result.best is not None and not result.best.conversion
+    assert (result.best is None) is (form is CheckpointForm.WEIGHTS)
+    assert result.best is None or not result.best.conversion
     assert any(row.conversion for row in rows) is (form is not CheckpointForm.NONE)
+
+
+def test_states_that_megatron_cannot_load_here_are_no_offer(megatron: RunConfig) -> None:
+    """``DistributedOptimizer`` of core 0.16.1 loads Adam of Transformer Engine or Apex alone."""
+    for form in (CheckpointForm.BY_RANK, CheckpointForm.BY_BUFFER, CheckpointForm.BY_WEIGHT):
+        running = replace(megatron, cadence=Cadence(checkpoint_form=form))
+        assert converter(running, running) == ""
+        without = replace(running, absent=("transformer_engine",))
+        assert "Transformer Engine" in converter(running, without)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "form"),
+    [
+        ({}, "unknown"),
+        ({"ckpt_format": "torch_dist"}, "none"),
+        ({"ckpt_format": "torch", "load": "d"}, "torch"),
+        ({"ckpt_format": "torch", "save": "d", "use_distributed_optimizer": True}, "torch"),
+        ({"ckpt_format": "torch", "save": "d", "no_save_optim": True}, "weights"),
+        ({"ckpt_format": "torch_dist", "save": "d"}, "torch_dist, fully reshardable"),
+        ({"ckpt_format": "zarr", "save": "d"}, "torch_dist, fully reshardable"),
+        ({"ckpt_format": "fsdp_dtensor", "save": "d"}, "fsdp_dtensor"),
+        ({"ckpt_format": "torch_dcp", "save": "d"}, "fsdp_dtensor"),
+    ],
+)
+def test_the_form_is_that_of_megatrons_arguments(arguments: dict[str, Any], form: str) -> None:
+    assert from_namespace(_namespace(**arguments)).cadence.checkpoint_form.value == form
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_by_weight"),
+    [
+        # As _build_sharded_state_dict_metadata of core 0.16.1 and of 0.12 chooses.
+        ({"dist_ckpt_optim_fully_reshardable": False, "ckpt_fully_parallel_save": True}, False),
+        ({"dist_ckpt_optim_fully_reshardable": True, "ckpt_fully_parallel_save": True}, True),
+        ({"ckpt_fully_parallel_save": True}, True),
+        ({"ckpt_fully_parallel_save": False}, False),
+        (
+            {"dist_ckpt_optim_fully_reshardable": False, "ckpt_fully_parallel_save": True}
+            | {"dist_ckpt_save_pre_mcore_014": True},
+            True,
+        ),
+    ],
+)
+def test_a_distributed_optimizer_is_saved_by_buffer_or_by_weight(
+    arguments: dict[str, Any], is_by_weight: bool
+) -> None:
+    given = {"ckpt_format": "torch_dist", "save": "d", "use_distributed_optimizer": True}
+    form = from_namespace(_namespace(**given, **arguments)).cadence.checkpoint_form
+    assert form is (CheckpointForm.BY_WEIGHT if is_by_weight else CheckpointForm.BY_BUFFER)
+
+
+def _namespace(**arguments: Any) -> SimpleNamespace:
+    sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128}
+    return SimpleNamespace(**sizes, seq_length=16, micro_batch_size=1, **arguments)

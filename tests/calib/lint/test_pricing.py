@@ -206,7 +206,9 @@ def test_what_is_not_sure_or_too_little_is_no_line(estimate: Gain, is_reported: 
 
 def test_memory_that_is_saved_is_told() -> None:
     result = replace(gain(-0.001, -0.01, 0.01), memory_nbytes=-(5 << 30), memory_frac=-0.2)
-    assert result.text == ("cannot tell (1.0 % more to 1.0 % less per step), 5.0 GiB less memory")
+    assert result.text == (
+        "cannot tell (1.0 % more to 1.0 % less per step), -0.1 % expected, 5.0 GiB less memory"
+    )
 
 
 def test_a_measured_step_of_the_launch_is_where_gains_begin(planted: Planted) -> None:

@@ -57,6 +57,27 @@ def test_words_alone_have_no_number(capsys: Out) -> None:
     assert all(flaw["gain"] is None and flaw["unpriced"] for flaw in value["flaws"])
 
 
+@pytest.mark.parametrize("batch", [64, 512])
+@pytest.mark.parametrize("switch", [(), ("--use-distributed-optimizer",)])
+def test_a_remedy_gains_what_predict_gives_for_it(
+    capsys: Out, batch: int, switch: tuple[str, ...]
+) -> None:
+    """An 8B over 64 GPUs, whose gradients are reduced with nothing beside them."""
+    sizes = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 8192"
+    words = f"--bf16 {sizes} --vocab-size 128256 --micro-batch-size 1 --global-batch-size {batch}"
+    command = ["--", "torchrun", "--nproc-per-node", "8", "--nnodes", "8", "t.py", *words.split()]
+    (flaw,) = [
+        flaw
+        for flaw in answer(capsys, "--device", "H100", *command, *switch)["flaws"]
+        if flaw["rule"] == "overlap-grad-reduce"
+    ]
+    steps_s = []
+    for option in ([], ["--overlap-grad-reduce"]):
+        main(["predict", "--device", "H100", "--json", *option, *command, *switch])
+        steps_s.append(json.loads(capsys.readouterr().out)["step_time_s"])
+    assert flaw["gain"]["time_frac"] == pytest.approx(steps_s[1] / steps_s[0] - 1, rel=1e-9)
+
+
 def test_a_device_answers_by_its_data_sheet(capsys: Out) -> None:
     result = rules(answer(capsys, "--device", "H100", "--", *WORSE))
     gain = result["overlap-param-gather"]["gain"]
