@@ -200,8 +200,8 @@ def _answer_with_layout(
     calibration = calibrate(table, device=config.device)
     fit = fit_run(table, live_times(calibration, config), known, config)
     device_memory, run = _device_memory(table, request), MeasuredRun.of(table)
-    others, failures = _plan(request, remaining_layout(config), fit.steps, device_memory), []
-    modelled = _modelled(table, request, config, calibration, fit, others, device_memory, failures)
+    others = _plan(request, remaining_layout(config), fit.steps, device_memory)
+    modelled = _modelled(table, request, config, calibration, fit, others, device_memory)
     view, hooks = modelled.model_forecast, hook_summary(table)
     if at_forecast is not None and (later := at_forecast()).last_step > request.last_step:
         request = later
@@ -228,8 +228,7 @@ def _answer_with_layout(
         modelled=modelled,
         problems=tuple(problems),
     )
-    lines = _lines_of_layout(answer, modelled, request.goals, directory)
-    return replace(answer, transcript=(*lines, *with_prefix(failures)))
+    return replace(answer, transcript=_lines_of_layout(answer, modelled, request.goals, directory))
 
 
 def _modelled(
@@ -240,9 +239,9 @@ def _modelled(
     fit: RunFit,
     others: Plan,
     device_memory: _DeviceMemory,
-    failures: list[str],
 ) -> Modelled:
     """Return what models say; parts beside the step that fail are absent, with a failure each."""
+    failures: list[str] = []
 
     def apart(name: str, absent: _T, part: Callable[..., _T], *args: Any) -> _T:
         try:
@@ -279,6 +278,7 @@ def _modelled(
             *("what another choice would give", (), what_if, others, fit.steps),
             *(request.goals.gpus, offset_nbytes),
         ),
+        failures=tuple(failures),
     )
 
 
@@ -303,6 +303,7 @@ def _lines_of_layout(
         micro_batch.line if micro_batch is not None else "",
         lint.line(directory) if lint is not None else "",
         "" if is_over else decision_line(answer.decision, plan, directory=directory),
+        *modelled.failures,
         checked_line(answer.hooks, answer.overhead, answer.measured_step_s, modelled.step),
     ]
     return tuple(with_prefix(lines))

@@ -136,6 +136,8 @@ class Modelled:
     """Cost of another layout before its first step: restart and new calibration."""
     what_if: tuple[Candidate, ...] = ()
     """The running layout and its neighbours, each as ``forerun predict`` would report it."""
+    failures: tuple[str, ...] = ()
+    """Parts that are absent because their computation failed, each with the reason."""
 
     def throughput(self, step_time_s: float, iteration: int | None = None) -> Throughput:
         """Return the rates of a step of that time, with the batch of ``iteration`` (from 1)."""
