@@ -6,9 +6,10 @@ even if the package is broken or gone.  It uses the standard library only and le
 escape.  If Forerun is not requested, it inspects the arguments and returns.
 
 Processes are told apart as follows.  A *launcher* (torchrun and the like) passes our flags on, even
-if rank variables are exported around it.  A *worker* has ``RANK`` and ``LOCAL_RANK``: the flags are
-removed from its arguments and it starts and owns the session, also across ``exec``.  A child of a
-worker loses the same flags and starts no session.
+if rank variables are exported around it.  A *worker* is any other program, however it was started:
+the flags are removed from its arguments and it starts and owns the session, also across ``exec``.
+The session stays silent until something trains, and ``torch.distributed`` then tells the rank.  A
+child of a worker loses the same flags and starts no session, unless it has a local rank of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 OFF = "FORERUN_OFF"
@@ -53,6 +55,13 @@ MODULES = _names(
     "torchx"
 )
 """Launchers, by module name; submodules are included."""
+TOOLS = _names("ipykernel ipykernel_launcher ipython jupyter pip py.test pytest")
+"""Programs that run other people's code, by command or module name: no flag of theirs is ours."""
+RANKS = _names("RANK OMPI_COMM_WORLD_RANK PMI_RANK SLURM_PROCID LOCAL_RANK")
+"""Variables of a rank: torchrun's, Open MPI's, MPICH's, Slurm's, and Lightning's for ranks that it
+starts itself."""
+LOCAL_RANKS = _names("LOCAL_RANK OMPI_COMM_WORLD_LOCAL_RANK MPI_LOCALRANKID SLURM_LOCALID")
+"""Variables of a rank within its node."""
 _WITH_VALUE = ("alias option", "option")
 """Argument kinds whose value may be a separate word."""
 _CLOSE = 0.8
@@ -151,7 +160,7 @@ def _has_value(words: Sequence[str], index: int) -> bool:
 def load(*, is_explicit: bool = False) -> None:
     """Start the requested session if this is a worker; a second call does nothing.
 
-    ``is_explicit``: the command names Forerun, so ``RANK`` alone identifies a worker.
+    ``is_explicit``: the command names Forerun, so every flag of ours is meant for it.
     """
     try:
         _load(os.environ, is_explicit)
@@ -171,15 +180,19 @@ def _load(environ: MutableMapping[str, str], is_explicit: bool) -> None:
         _release(environ)
         return
     flag_split = split(words)
+    is_launched = "RANK" in environ and (is_explicit or "LOCAL_RANK" in environ)
+    is_worker = is_launched or is_explicit or _is_training_program()
     owner = _owner(environ)
-    is_worker = "RANK" in environ and (is_explicit or "LOCAL_RANK" in environ)
+    is_alias = any(flag.startswith(FLAGS[0]) for flag in flag_split.flags)
     if is_off(environ):
-        if is_worker and flag_split.flags and flag_split.flags[0].startswith(FLAGS[0]):
+        if is_worker and is_alias:
             sys.argv[1:] = flag_split.rest
-    elif owner == "another":
+    elif owner == "another" and (not is_worker or _local_rank(environ) == _owner_rank(environ)):
         _be_child(environ, flag_split)
     elif is_worker:
-        _be_worker(environ, flag_split, is_owner=owner == "self")
+        if flag_split.flags and not (is_alias or is_explicit) and _is_named_by_importers():
+            flag_split = FlagSplit((), words, flag_split.flags + flag_split.lookalikes)
+        _be_worker(environ, flag_split, is_owner=owner == "self", is_launched=is_launched)
 
 
 def is_off(environ: Mapping[str, str]) -> bool:
@@ -187,24 +200,31 @@ def is_off(environ: Mapping[str, str]) -> bool:
     return environ.get(OFF, "0") not in ("", "0")
 
 
-def _be_worker(environ: MutableMapping[str, str], flag_split: FlagSplit, *, is_owner: bool) -> None:
+def _be_worker(
+    environ: MutableMapping[str, str], flag_split: FlagSplit, *, is_owner: bool, is_launched: bool
+) -> None:
     flags = flag_split.flags or _taken(environ)
+    note = ""
     if flag_split.flags:
         sys.argv[1:] = flag_split.rest
         if not is_owner:
-            print_note(f"taken from the arguments: {' '.join(flags)} ({OFF}=1 switches this off)")
+            note = f"taken from the arguments: {' '.join(flags)} ({OFF}=1 switches this off)"
     is_calibrating = bool(flags) or environ.get("FORERUN_CALIBRATE") == "1"
     if flag_split.lookalikes and not is_calibrating:
         print_note(_lookalike_note(flag_split))
-    if not is_calibrating and environ.get("FORERUN_DEVICE") != "cpu":
+    if not is_calibrating and not (is_launched and environ.get("FORERUN_DEVICE") == "cpu"):
         return
-    environ[OWNER] = f"{os.getpid()}:{process_start_ticks(os.getpid())}"
+    if note and is_launched:
+        print_note(note)
+        note = ""
+    start = process_start_ticks(os.getpid())
+    environ[OWNER] = f"{os.getpid()}:{start}:{_local_rank(environ)}"
     if flags:
         environ[TAKEN] = _BETWEEN.join(flags)
     _find_package()
     from forerun.launch.autoload import begin
 
-    begin(flags, is_calibrating=is_calibrating)
+    begin(flags, is_calibrating=is_calibrating, note=note)
 
 
 def _be_child(environ: MutableMapping[str, str], flag_split: FlagSplit) -> None:
@@ -237,10 +257,18 @@ def _release(environ: MutableMapping[str, str]) -> None:
 def _owner(environ: Mapping[str, str]) -> str:
     """Return the session's owner: ``self`` (also from before an exec), ``another`` live process, or
     empty for none."""
-    pid, _, start = environ.get(OWNER, "").partition(":")
+    pid, start, *_ = f"{environ.get(OWNER, '')}:".split(":")
     if not pid.isdecimal() or len(pid) > 10 or process_start_ticks(int(pid)) != start:
         return ""
     return "self" if int(pid) == os.getpid() else "another"
+
+
+def _owner_rank(environ: Mapping[str, str]) -> str:
+    return environ.get(OWNER, "").rpartition(":")[2]
+
+
+def _local_rank(environ: Mapping[str, str]) -> str:
+    return next((environ[name] for name in LOCAL_RANKS if name in environ), "")
 
 
 def process_start_ticks(pid: int) -> str:
@@ -254,7 +282,7 @@ def process_start_ticks(pid: int) -> str:
 
 def is_launcher() -> bool:
     """True if this program is a launcher, judged by the command line of the interpreter."""
-    module, script = _program(list(getattr(sys, "orig_argv", ()))[1:])
+    module, script = program(list(getattr(sys, "orig_argv", ()))[1:])
     if module in PROGRAMS or os.path.basename(script).removesuffix(".exe") in PROGRAMS:
         return True
     path = script.removesuffix(".py").replace(os.sep, ".")
@@ -264,7 +292,39 @@ def is_launcher() -> bool:
     return is_named or (script.endswith(".py") and ".deepspeed.launcher." in path)
 
 
-def _program(words: Sequence[str]) -> tuple[str, str]:
+def _is_training_program() -> bool:
+    """True for a script or module that may train: no code given by ``-c``, no test runner."""
+    module, script = program(list(getattr(sys, "orig_argv", ()))[1:])
+    names = {module.partition(".")[0], os.path.basename(script).removesuffix(".py")}
+    return bool(module or script) and names.isdisjoint(TOOLS)
+
+
+def _is_named_by_importers() -> bool:
+    """True if the code that is importing torch has an option ``--calibrate``."""
+    frame: FrameType | None = sys._getframe()
+    while frame := frame.f_back if frame else None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("torch", "importlib", __name__) and names_flag(frame.f_code):
+            return True
+    return False
+
+
+def names_flag(code: CodeType) -> bool:
+    """True if code has a name or a text such as ``calibrate`` or ``--calibrate-momentum``.
+
+    So an option is written, for argparse and its kin, or as a field, parameter or attribute.
+    """
+    name = FLAGS[1].lstrip("-")
+    if name in (*code.co_names, *code.co_varnames):
+        return True
+    texts = (one.lstrip("-") for one in code.co_consts if isinstance(one, str))
+    nested = (one for one in code.co_consts if isinstance(one, CodeType))
+    return any(
+        text.startswith(name) and text.replace("-", "_").isidentifier() for text in texts
+    ) or any(map(names_flag, nested))
+
+
+def program(words: Sequence[str]) -> tuple[str, str]:
     """Return the module (after ``-m``) and the script of a Python command line; one is empty."""
     rest = iter(words)
     for word in rest:
@@ -308,8 +368,12 @@ def _lookalike_note(flag_split: FlagSplit) -> str:
 
 
 def print_note(text: str) -> None:
-    """Print one line, from rank 0 only."""
-    if os.environ.get("RANK") == "0":
+    """Print one line, from rank 0 only; to standard error without torchrun's variables, since
+    another program's output may be read there."""
+    environ = os.environ
+    ranks = RANKS[:1] if "RANK" in environ else RANKS
+    if all(environ.get(name, "0") == "0" for name in ranks):
         with suppress(Exception):  # the reader may be gone, or there is no stdout
             text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-            print(f"[forerun] {text}", flush=True)
+            file = sys.stdout if "RANK" in environ else sys.stderr
+            print(f"[forerun] {text}", file=file, flush=True)

@@ -12,7 +12,7 @@ line in the log; training goes on without calibration.
 program has: `--forerun`, `--forerun-steps=8`. Always write the `=`.""",
     "flags_end": """`FORERUN_CALIBRATE=1` is `--calibrate` for launches whose arguments are templated;
 `FORERUN_OFF=1` switches all of it off ([environment variables](environment.md)). A `--calibrate...`
-that may be your program's own is left to it, and one line says so.""",
+that your program has as an option of its own, or may have, is left to it, and one line says so.""",
     "verbs": """`forerun VERB --help` prints the same. All verbs but `probe` need the directory, not
 torch; `status`, `watch`, `doctor` and `run` need the standard library alone. Codes with which they end:
 [exit codes](exit_codes.md). What `--json` prints: [answers](answers.md).""",
@@ -83,13 +83,13 @@ VARIABLES = {
 }
 FOREIGN_VARIABLES = {
     "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE": "which rank this is; set by "
-    "torchrun. Without `LOCAL_RANK` a program is left alone",
+    "torchrun, until `torch.distributed` says it in training",
     "MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "the launch's name, "
     "and restarts",
-    "OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS": "the "
-    "same under MPI, by `forerun.attach`",
+    "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE, PMI_RANK, PMI_SIZE, PMIX_NAMESPACE, MPI_LOCALRANKID, MPI_LOCALNRANKS": "the "
+    "same under MPI",
     "NCPUS": "under PBS, where ranks are pinned: how many cores of the node the job may use",
-    "SLURM_*, SLURMD_NODENAME": "the job, its limits, and how it was submitted",
+    "SLURM_*, SLURMD_NODENAME": "the job, its limits, how it was submitted, and the rank under `srun`",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "`0`: `import torch` calls nobody; start with "
     "`-m forerun.launch` then",
     "PYTHONPATH": "by `doctor`: what stands in the way of the package",

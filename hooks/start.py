@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .adapters import ADAPTERS
 from .process import Settings, pass_over_package
 from .session import begin
 
 
-def start(settings: Settings) -> None:
-    """Begin this process's session and wait for a host; a second call does nothing."""
-    session = begin(settings)
+def start(settings: Settings, on_training: Callable[[], object] = lambda: None) -> None:
+    """Begin this process's session and wait for a host; a second call does nothing.
+
+    ``on_training`` is called once training begins, if this process is to answer for it.
+    """
+    session = begin(settings, on_training)
     if session is not None:
         for wait_for in ADAPTERS:
             wait_for(session)

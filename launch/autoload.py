@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from .._forerun_autoload import print_note
 _begun: list[Sequence[str]] = []
 
 
-def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool) -> None:
+def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool, note: str = "") -> None:
     """Start the stand-in and the session; a second call does nothing.
 
     ``calibrate_flags`` are our flags as written, used only if ``is_calibrating``.  An error in them
-    is printed as one line, and training goes on.
+    is printed as one line, and training goes on.  ``note`` is printed once training begins; if it
+    never does, one line says so at the end of the process.
     """
     if _begun:
         return
@@ -48,4 +50,16 @@ def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool) -> None:
             prepare(os.environ)
         from ..hooks.start import start
 
-        start(settings)
+        notes = [note] if note else []
+        start(settings, lambda: print_note(notes.pop()) if notes else None)
+        if notes:
+            atexit.register(_report_idle, notes, os.getpid())
+
+
+def _report_idle(notes: Sequence[str], pid: int) -> None:
+    if notes and pid == os.getpid():
+        print_note(
+            f"{notes[0].partition(' (')[0]}; nothing trained in this process, and ranks that it "
+            "starts by multiprocessing are not seen: torchrun --nproc-per-node N starts them; "
+            "FORERUN_OFF=1 leaves the flag to the program"
+        )

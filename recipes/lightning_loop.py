@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 lightning_loop.py --calibrate
 
-Start it with torchrun, whose ranks receive the flag: processes that Lightning starts by itself
-(``python lightning_loop.py``) are not observed.  ``--max-steps 500`` changes the length.
+``python lightning_loop.py --calibrate`` trains in one process; ranks that Lightning starts itself
+(``Trainer(devices=2)``) receive the flag as well.  ``--max-steps 500`` changes the length.
 Needs ``forerun[analysis]``, lightning and transformers.
 """
 

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 own_loop.py
 
-For cases that the flag cannot detect: a model that transformers does not know, launchers other than
-torchrun, optimizers that are not torch's.  Omit ``--calibrate``, or the loop is observed twice.  A
+For cases that the flag cannot detect: a model that transformers does not know, optimizers that are
+not torch's.  Omit ``--calibrate``, or the loop is observed twice.  A
 loop over DDP or FSDP should use the flag, which sees their internal transfers.
 ``run_config`` is the part to get right: everything modelled rests on it.
 Needs ``forerun[analysis]``.

@@ -17,9 +17,9 @@ from forerun.benchmarks.gpu.bench import Bench
 from forerun.calib.records import CollectiveRecord, OperatorRecord, StepRecord, WindowRecord
 from forerun.calib.samples import read_run
 from forerun.calib.workload import TraceChoice
-from forerun.hooks.process import Settings
+from forerun.hooks.process import Settings, current_rank
 from forerun.hooks.recording import NUM_CALLS
-from forerun.hooks.session import AttachedRun, Session, current_rank
+from forerun.hooks.session import AttachedRun, Session
 
 _CALLS, _CPU_CALLS = 40_000, 400
 _WINDOW, _BEFORE, _AFTER = 20, 3, 12

@@ -18,9 +18,9 @@ from forerun.benchmarks.gpu.bench import Bench
 from forerun.calib.records import CoverageRecord, OperatorRecord, StepFlag, StepRecord, TraceRecord
 from forerun.calib.samples import read_run
 from forerun.calib.workload import TraceChoice
-from forerun.hooks.process import PAUSE_S, SLICE_S, Pacer, Settings
+from forerun.hooks.process import PAUSE_S, SLICE_S, Pacer, Settings, current_rank
 from forerun.hooks.recording import kineto
-from forerun.hooks.session import AttachedRun, Session, current_rank
+from forerun.hooks.session import AttachedRun, Session
 
 _WARMUP = 3
 _SHORT_S = 20e-6

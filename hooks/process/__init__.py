@@ -76,9 +76,8 @@ if TYPE_CHECKING:
     from .launch_note import LaunchNote, is_module
     from .node_topology import NodeTopology, detect_links, detect_node
     from .post_import import when_imported
+    from .ranks import SIZES, current_rank, rank_in_training, run_id
     from .settings import (
-        LOCAL_RANKS,
-        LOCAL_SIZES,
         RESTART_WINDOWS,
         CadenceHint,
         CompanionSettings,

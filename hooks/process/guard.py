@@ -90,7 +90,12 @@ class Guard:
     @property
     def is_training(self) -> bool:
         """True on the training thread; False everywhere in a forked process."""
-        return threading.get_ident() == self._thread and os.getpid() == self._process
+        return threading.get_ident() == self._thread and self.is_home
+
+    @property
+    def is_home(self) -> bool:
+        """False in a process that was forked from the guard's."""
+        return os.getpid() == self._process
 
     def _remove(self) -> None:
         on_trip, self._on_trip = self._on_trip, None

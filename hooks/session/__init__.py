@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .attaching import AttachedRun, attach, current_rank, new_session
+    from .attaching import AttachedRun, attach, new_session
     from .chain import chain_of, roles_in, unseen_in
     from .data_watch import DataWatch, LoopObserver
     from .first_step import FrameworkSettings

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,14 +17,12 @@ import torch
 
 from ...calib.workload import Cadence, OnAdvice, RunConfig, RunOptions
 from ..process import (
-    LOCAL_RANKS,
-    LOCAL_SIZES,
     CadenceHint,
     Host,
     RankInfo,
     Settings,
     companion_command,
-    environ_number,
+    current_rank,
     updated_by,
 )
 from ..sensors import OPTIMIZER, OptimizerSteps
@@ -88,8 +86,12 @@ def new_session(
     on_advice: str = DEFAULTS.on_advice.value,
 ) -> Session:
     """Return a session that no flag started; the arguments are those of ``attach``."""
+    if rank is None:
+        rank = current_rank()
+        name = rank.run_id if rank.world_size > 1 else str(time.time_ns())
+        rank = replace(rank, run_id=f"attached-{name}")
     settings = Settings(
-        rank=rank or current_rank(),
+        rank=rank,
         steps=steps,
         every=every,
         directory=Path(directory).absolute(),
@@ -235,29 +237,3 @@ def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:
     """
     known = tuple(models)
     return bool(num_replicas(known)) or is_self_described(known)
-
-
-def current_rank() -> RankInfo:
-    """Return this process's ranks from ``torch.distributed``, else those of a single process."""
-    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not is_distributed:
-        return RankInfo(
-            rank=0,
-            world_size=1,
-            local_rank=0,
-            local_world_size=1,
-            run_id=f"attached-{time.time_ns()}",
-        )
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    local_size = environ_number(os.environ, LOCAL_SIZES, world_size)
-    launch = [
-        os.environ.get(name, "0")
-        for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    ]
-    return RankInfo(
-        rank=rank,
-        world_size=world_size,
-        local_rank=environ_number(os.environ, LOCAL_RANKS, rank),
-        local_world_size=max(1, min(local_size, world_size)),
-        run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),
-    )

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from ..process import (
     forked_rng,
     in_forked_child,
     pass_over_package,
+    rank_in_training,
     reference,
 )
 from ..recording import (
@@ -57,13 +59,31 @@ class Session:
     """Interface for adapters.  No method raises; after three faults all of them do nothing."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
         self.guard = Guard(self._take_all_off)
         self._clock = time.perf_counter_ns
         self._started_unix_s = time.time()
-        self._plan = WindowPlan(steps=settings.steps, every=settings.every)
         self._owner: Reference | None = None  # weak: a callback may reference the framework's model
+        self._on_training: Callable[[], object] | None = None
         self._is_described = False
+        self._index = 0
+        self._next = 0
+        self._least_step_s = math.inf
+        self._step: OpenStep | None = None
+        self.is_in_step = False
+        """True between ``begin_step`` and ``end_step``."""
+        self._between = StepGap()
+        self._collections = CollectionWatch(self._note_collection)
+        self._brackets: dict[str, int] = {}
+        self._microbatches: tuple[int, ...] = ()
+        self._num_restarts = 0
+        self._has_started = False
+        self._is_finished = False
+        self._build(settings)
+
+    def _build(self, settings: Settings) -> None:
+        """Make all parts that depend on the rank."""
+        self.settings = settings
+        self._plan = WindowPlan(steps=settings.steps, every=settings.every)
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
         self._duty = RecordingRole(settings)
@@ -80,20 +100,23 @@ class Session:
         )
         self._length = RunLength(settings)
         self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
-        self._index = 0
-        self._next = 0
-        self._least_step_s = math.inf
-        self._step: OpenStep | None = None
-        self.is_in_step = False
-        """True between ``begin_step`` and ``end_step``."""
-        self._between = StepGap()
-        self._collections = CollectionWatch(self._note_collection)
-        self._brackets: dict[str, int] = {}
-        self._microbatches: tuple[int, ...] = ()
-        self._num_restarts = 0
-        self._has_started = False
-        self._is_finished = False
         self._protect_entry_points()
+
+    def settle_at_training(self, on_training: Callable[[], object]) -> None:
+        """Take the rank that ``torch.distributed`` tells once training begins, then call this."""
+        self._on_training = on_training
+
+    def _settle(self) -> None:
+        on_training, self._on_training = self._on_training, None
+        if on_training is None:
+            return
+        rank = rank_in_training(self.settings.rank, os.environ, is_forked=not self.guard.is_home)
+        if rank is None:
+            self.switch_off()
+            return
+        if rank != self.settings.rank:
+            self._build(replace(self.settings, rank=rank))
+        on_training()
 
     def _new_writer(self) -> RecordWriter:
         return RecordWriter(
@@ -132,6 +155,9 @@ class Session:
 
     def claim(self, adapter: object) -> bool:
         """Return True if this adapter's loop is the observed one, which is the first to call."""
+        self.guard.protect(self._settle)()
+        if self._is_finished and not self._has_started:
+            return False
         if self._owner is None and self._fitting.host is None:
             self._owner = reference(adapter)
         return self._owner is not None and self._owner() is adapter
@@ -143,6 +169,7 @@ class Session:
 
     def describe(self, host: Host) -> None:
         """Set the host as known by now; a later call replaces it."""
+        self.guard.protect(self._settle)()
         self._fitting.describe(host)
         self._orders.describe(host)
         if self._step is None:
@@ -412,11 +439,12 @@ def running() -> Session | None:
     return _STATE.get("session")
 
 
-def begin(settings: Settings) -> Session | None:
+def begin(settings: Settings, on_training: Callable[[], object]) -> Session | None:
     """Return this process's new session; None if there is one already."""
     if "session" in _STATE:
         return None
     session = _STATE["session"] = Session(settings)
+    session.settle_at_training(on_training)
     return session
 
 

@@ -6,9 +6,7 @@ training, on every rank.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -18,13 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from ..._forerun_autoload import FLAGS as FLAGS
-from ..._forerun_autoload import closest_option
+from ..._forerun_autoload import RANKS, closest_option
 from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.records import KEYS, StatedNodes, stated_nodes
 from ...calib.workload import DeviceChoice, Flag, Goals, Reads, RunOptions, options
-from ...hooks.process import CadenceHint, RankInfo, Settings, interpreter, process_start
+from ...hooks.process import (
+    SIZES,
+    CadenceHint,
+    RankInfo,
+    Settings,
+    environ_number,
+    interpreter,
+    run_id,
+)
 
 FLAG = FLAGS[1]
 DEVICE = "FORERUN_DEVICE"
@@ -72,8 +78,14 @@ def parse(
 
 
 def rank_info(environ: Mapping[str, str]) -> RankInfo:
-    """Return rank and world size from torchrun's variables; raises ``ConfigError``."""
-    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE", default=1)
+    """Return rank and world size from the launcher's variables; raises ``ConfigError``.
+
+    Until training begins they are what the launcher states: see ``rank_in_training``.
+    """
+    rank = _number(environ, "RANK", default=environ_number(environ, RANKS, 0))
+    least = 1 if "RANK" in environ else rank + 1
+    size = max(least, environ_number(environ, SIZES[1:], 1))
+    world_size = _number(environ, "WORLD_SIZE", default=1 if "RANK" in environ else size)
     if rank >= world_size:
         why = f"RANK={rank} must be below WORLD_SIZE={world_size}"
         raise ConfigError(f"{why}; launch with torchrun")
@@ -84,38 +96,6 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
         local_world_size=_number(environ, "LOCAL_WORLD_SIZE", default=1),
         run_id=run_id(environ),
     )
-
-
-def run_id(environ: Mapping[str, str]) -> str:
-    """Return a name for this launch, the same on all ranks, that can be part of a file name.
-
-    torchrun's run id is random with ``--standalone`` and the user's with ``--rdzv-id``.  The
-    restart count is appended, and the number of ranks, since nodes may join without a restart.  If
-    the id is the default ``none``, the agent's process id and start time replace it on a single
-    node; several nodes share only the master's address, so there only ``--rdzv-id`` (or a Slurm job
-    id) separates the records of two launches into one directory.
-
-    >>> run_id({"TORCHELASTIC_RUN_ID": "nightly/7", "MASTER_PORT": "29500", "WORLD_SIZE": "8"})
-    'nightly-7-29500-0-w8'
-    """
-    name = environ.get("TORCHELASTIC_RUN_ID", "")
-    if name in ("", "none"):
-        job = [environ.get(key, "") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
-        is_one_node = environ.get("LOCAL_WORLD_SIZE", "") == environ.get("WORLD_SIZE", "1")
-        if all(job):
-            name = "-".join(job)
-        elif name and is_one_node:  # with torchrun, the parent is the agent of this node
-            parent = os.getppid()
-            name = "-".join(str(one) for one in (parent, process_start(parent)) if one is not None)
-        else:
-            name = environ.get("MASTER_ADDR", "local")
-    count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    ranks = f"w{environ.get('WORLD_SIZE', '1')}"
-    full = "-".join((name, environ.get("MASTER_PORT", "0"), count, ranks))
-    safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", full).lstrip(".-")
-    if len(safe) <= 64:
-        return safe
-    return f"{safe[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:12]}"
 
 
 def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
@@ -245,8 +225,8 @@ _READERS: dict[Reads, Callable[[str, str], Any]] = {
 _OPTIONS = {flag.name: (flag, spec) for flag, spec in options()}
 
 
-def _number(environ: Mapping[str, str], key: str, *, default: int | None = None) -> int:
-    text = environ.get(key, "" if default is None else str(default))
+def _number(environ: Mapping[str, str], key: str, *, default: int) -> int:
+    text = environ.get(key, str(default))
     if not re.fullmatch(r"\d+", text, re.ASCII):
         raise ConfigError(f"{key}={text}: must be a whole number; launch with torchrun")
     return int(text)

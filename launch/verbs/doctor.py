@@ -304,17 +304,3 @@ def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
         if name in environ:
             text = f"it is meant for the children of a worker; unset {name}"
             yield _warn("environment", f"{name} is exported", text)
-    ranks = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
-    if not ranks or "TORCHELASTIC_RUN_ID" in environ:
-        return
-    text = (
-        "the bare flag does not take such a program for a worker; export LOCAL_RANK as well, or "
-        "use -m forerun.launch"
-    )
-    if "LOCAL_RANK" in ranks:
-        text = (
-            "torchrun, accelerate and deepspeed still pass the flags on; a launcher of your own "
-            "that imports torch would take them itself: start it without these variables"
-        )
-    value = f"{', '.join(ranks)} exported, but there is no elastic agent"
-    yield _warn("environment", value, text)

@@ -174,8 +174,3 @@ def test_doctor_tells_what_is_exported_and_switched_off(tmp_path: Path) -> None:
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in remedies(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert "FORERUN_OFF=1" in remedies(FORERUN_OFF="1")
     assert "FORERUN_OWNER is exported" in remedies(FORERUN_OWNER="1:2")
-    assert "-m forerun.launch" in remedies(RANK="0")["RANK exported, but there is no elastic agent"]
-    assert ("RANK, LOCAL_RANK exported, but there is no elastic agent") in remedies(
-        RANK="0", LOCAL_RANK="0"
-    )
-    assert remedies(RANK="0", LOCAL_RANK="0", TORCHELASTIC_RUN_ID="none") == {}

@@ -19,8 +19,8 @@ pytest.importorskip("torch")
 from forerun.calib.errors import ConfigError
 from forerun.hooks.control.live import companion_settings
 from forerun.hooks.process.cores import move_to_spare_cores
+from forerun.hooks.process.ranks import current_rank
 from forerun.hooks.process.settings import RankInfo, Settings, environ_number
-from forerun.hooks.session.attaching import current_rank
 from forerun.launch.options import flags
 from forerun.launch.store.launch_files import launch_id
 from forerun.launch.wrapper.slurm import from_environment

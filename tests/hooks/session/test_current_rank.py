@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forerun.hooks.process import settings  # noqa: E402
-from forerun.hooks.session import attaching as attach  # noqa: E402
+from forerun.hooks.process.ranks import current_rank  # noqa: E402
 
 
 @pytest.fixture
@@ -41,6 +41,6 @@ def test_ranks_of_a_node_by_launcher(
 ) -> None:
     for name, value in environ.items():
         sixth_of_eight.setenv(name, value)
-    rank_info = attach.current_rank()
+    rank_info = current_rank()
     assert (rank_info.rank, rank_info.world_size) == (5, 8)
     assert (rank_info.local_rank, rank_info.local_world_size) == (local_rank, local_world_size)
