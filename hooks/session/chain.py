@@ -25,12 +25,16 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
     """Return the live modules that have all parameters of an optimizer, the outermost first.
 
     Every object that Python tracks is scanned once, which takes some tens of milliseconds: for
-    warm-up only.  Empty if the objects are hidden from the collector (``gc.freeze``).
+    warm-up only.  Empty if the objects are hidden from the collector (``gc.freeze``).  DeepSpeed's
+    engine has the optimizer itself, which updates flat copies that no module has.
     """
     wanted = set(map(id, updated_by(optimizer)))
     parents: dict[int, list[nn.Module]] = {}
     owners: list[nn.Module] = []
+    wrapped = set(map(id, _wrapped(optimizer)))
     for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
+        if is_engine(module) and wrapped & set(map(id, _wrapped(attribute(module, "optimizer")))):
+            return (module, attribute(module, "module"))
         if any(id(weight) in wanted for weight in direct_weights(module)):
             owners.append(module)
         for child in dict.values(contents(module).get("_modules") or {}):
@@ -42,6 +46,18 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
     modules_by_id = {id(module): module for module in _line(owner, parents)}
     holding = [module for module in modules_by_id.values() if _holds(module, wanted)]
     return tuple(sorted(holding, key=lambda module: -len(tree(module))))
+
+
+def is_engine(module: nn.Module) -> bool:
+    """Return True for DeepSpeed's wrapper of a model."""
+    return "DeepSpeedEngine" in class_names(module)
+
+
+def _wrapped(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those that it wraps."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = attribute(optimizer, "optimizer")
 
 
 def _line(module: nn.Module, parents: dict[int, list[nn.Module]]) -> Iterable[nn.Module]:

@@ -29,7 +29,7 @@ from ..process import (
     weights,
 )
 from ..sensors import CALLS, entries_of, transformers_config
-from .chain import is_flattened, is_sharded, is_split, num_copies, num_replicas
+from .chain import is_engine, is_flattened, is_sharded, is_split, num_copies, num_replicas
 from .instruments import device_name
 
 _log = logging.getLogger(__name__)
@@ -122,6 +122,10 @@ class FirstStep:
         rank: RankInfo,
         known: FrameworkSettings,
     ) -> RunConfig:
+        if any(map(is_engine, chain)):
+            raise ConfigError(
+                "DeepSpeed's engine partitions and reduces in ways that are not modelled"
+            )
         config = next((c for c in map(transformers_config, chain) if c is not None), None)
         weight = next(iter((*updated_by(optimizer), *weights(chain))), None)
         if config is None or weight is None or not self._shape:
