@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         launch_script,
         script_hint,
     )
-    from .flags import FLAGS, LIMIT, REQUESTS, rank_info, read_cluster, split
+    from .flags import FLAGS, LIMIT, REQUESTS, parse, rank_info, read_cluster, split
     from .plan_options import (
         NUM_TOP,
         Objective,

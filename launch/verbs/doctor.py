@@ -12,13 +12,17 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
+from shutil import which
 from urllib.parse import unquote, urlparse
 
 from ... import _forerun_autoload as entry
+from ...calib.arguments import split_launcher, split_variables, variables_of
+from ...calib.errors import ConfigError
 from ...hooks.process import (
     PACKAGES,
     VARIABLE,
@@ -27,8 +31,9 @@ from ...hooks.process import (
     installed_version,
     missing_packages,
 )
+from ..options import inner_launch_line, parse
 from ..sinks import has_key
-from .arguments import RUN_ID, add_schema, declare, print_json
+from .arguments import RUN_ID, add_schema, declare, print_json, print_notes
 
 _DESCRIPTION = (
     "Without arguments: this environment.  With a command after --, a directory, or both: "
@@ -78,8 +83,18 @@ def run(args: argparse.Namespace) -> int:
     if any(getattr(args, name) not in (None, []) for name in _OF_A_LAUNCH):
         from .lint import lint_launch
 
-        return lint_launch(args)
-    findings = examine()
+        findings = flag_findings(inner_launch_line(args.command or ()))
+        try:
+            code = lint_launch(args)
+        except ConfigError:
+            if not findings or args.directory or args.device:
+                raise  # else: a launch that is no Megatron's, of which this much is known
+        else:
+            is_bad = (one for one in findings if one.verdict is not Severity.OK)
+            print_notes(*(f"{one.value}: {one.remedy}" for one in is_bad))
+            return code
+    else:
+        findings = examine()
     if args.json:
         print_json({"findings": [asdict(f) | {"verdict": f.verdict.value} for f in findings]})
     else:
@@ -128,6 +143,58 @@ def attachment(
         places = ("", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
     switch = _autoload(environ)
     return [*_entry_points(), *_clone(), *_shadows(places), switch, *_exported(environ)]
+
+
+def flag_findings(words: Sequence[str]) -> list[Finding]:
+    """Return what stands in the way of our flag in a launch, or that nothing does; empty without
+    the flag.  Nothing is started; the script is compiled to see whether it has such an option."""
+    variables, (_, command) = variables_of(words), split_variables(words)
+    launcher, arguments = split_launcher(command)
+    program = [*command[len(launcher) : len(command) - len(arguments)]]
+    split, misplaced = entry.split(arguments), entry.split(launcher).flags
+    is_by_variable = variables.get("FORERUN_CALIBRATE") == "1"
+    if not (is_by_variable or split.flags or split.lookalikes or misplaced):
+        return []
+    script = next((Path(word) for word in program if word.endswith(".py")), None)
+    places = [str(script.parent) if script else "", *filter(None, [variables.get("PYTHONPATH")])]
+    findings = attachment({**os.environ, **variables}, places)
+    problems = [*_of_program(script, split), *_of_python(command)]
+    if misplaced:
+        text = "the launcher gets it: write it behind the program"
+        problems.append(_warn("launch", f"{' '.join(misplaced)} is before {program[-1]}", text))
+    if "-c" in command[:2]:
+        problems.append(_warn("launch", "code after -c is left alone", "put it into a file"))
+    if all(one.verdict is Severity.OK for one in (*findings, *problems)):
+        taken = " ".join(split.flags) or "FORERUN_CALIBRATE=1"
+        text = (
+            f"nothing stands in the way of {taken}, if torch is imported before arguments are read"
+        )
+        problems.append(Finding("launch", text))
+    return [*findings, *problems]
+
+
+def _of_program(script: Path | None, split: entry.FlagSplit) -> Iterator[Finding]:
+    if script is not None and not script.is_file():
+        yield _warn("launch", f"no script {script} here", "ask in its folder", Severity.MISSING)
+    elif script is not None and not any("--forerun" in flag for flag in split.flags):
+        with suppress(SyntaxError, ValueError):
+            if entry.names_flag(compile(script.read_bytes(), script, "exec")):
+                text = "write --forerun and --forerun-...= in its place"
+                yield _warn("launch", f"{script} has a --calibrate of its own, and keeps it", text)
+    if split.lookalikes and not split.flags:
+        yield _warn("launch", f"{split.lookalikes[0]} is left to the program", "write --forerun")
+    try:
+        parse(split.flags, {}, (), ())
+    except ConfigError as err:
+        yield _warn("launch", str(err), "calibration would be off")
+
+
+def _of_python(command: Sequence[str]) -> Iterator[Finding]:
+    names = (*entry.PROGRAMS, "python", "python3")
+    path = next((found for w in command if Path(w).name in names and (found := which(w))), None)
+    if path and Path(path).parent != Path(sys.executable).parent:
+        text = f"ask there: {Path(path).parent}/python -m forerun doctor -- ..."
+        yield _warn("launch", f"{path} is of another environment than this one", text)
 
 
 def _warn(name: str, value: str, remedy: str, verdict: Severity = Severity.WARN) -> Finding:

@@ -17,6 +17,7 @@ import pytest
 from forerun import _forerun_autoload as entry
 from forerun.hooks.process import settings
 from forerun.hooks.process.ranks import RankInfo, rank_in_training
+from forerun.launch.cli import main
 
 torch = pytest.importorskip("torch")
 
@@ -241,3 +242,36 @@ def test_ranks_of_slurm_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = rank_in_training(known, environ, is_forked=False)
     assert rank is not None
     assert (rank.local_rank, rank.local_world_size) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict", "text"),
+    [
+        ("PYTHON train.py --lr 1 --calibrate", "ok", "nothing stands in the way of --calibrate"),
+        ("srun -n 2 PYTHON train.py --calibrate", "ok", "nothing stands in the way"),
+        ("FORERUN_CALIBRATE=1 mpirun -n 2 PYTHON train.py", "ok", "nothing stands in the way"),
+        ("torchrun --calibrate train.py", "warn", "--calibrate is before train.py"),
+        ("PYTHON -c 1 --calibrate", "warn", "code after -c"),
+        ("PYTHON none.py --calibrate", "missing", "no script none.py"),
+        ("PYTHON tool.py --calibrate", "warn", "tool.py has a --calibrate of its own"),
+        ("PYTHON train.py --calibrate-steps=2", "warn", "--calibrate-steps=2: must be at least 4"),
+        ("FORERUN_OFF=1 PYTHON train.py --calibrate", "warn", "FORERUN_OFF=1"),
+    ],
+)
+def test_doctor_says_what_stands_in_the_way_of_a_launch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    verdict: str,
+    text: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    script(tmp_path, TRAIN)
+    script(tmp_path, "parser.add_argument('--calibrate')", "tool.py")
+    code = main(["doctor", "--", *line.replace("PYTHON", sys.executable).split()])
+    rows = [row.split(maxsplit=2) for row in capsys.readouterr().out.splitlines()]
+    found = [row for row in rows if row[0] != "->" and row[1] != "ok"] or rows[-1:]
+    assert [found[0][1], code] == [verdict, verdict == "missing"]
+    assert text in found[0][2]
