@@ -69,7 +69,7 @@ VARIABLES = {
     ),
     "FORERUN_PYTHON": (
         _YOU,
-        "the Python whose environment has `forerun[analysis]`: as `--calibrate-python`",
+        "the Python whose environment has the extra `analysis`: as `--calibrate-python`",
     ),
     "FORERUN_LAUNCH_ID": (
         f"{_RUN}, or you",

@@ -4,7 +4,7 @@
 
 All other words are Hydra overrides (``model.tensor_model_parallel_size=2``): the command of a
 faster layout, which ``forerun plan DIR --show 1`` prints, uses them and runs unchanged.
-Needs ``forerun[analysis]`` and Megatron-Bridge 0.3 or later, on GPUs.
+Needs Forerun's extra ``analysis`` and Megatron-Bridge 0.3 or later, on GPUs.
 """
 
 from __future__ import annotations

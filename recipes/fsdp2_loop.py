@@ -4,7 +4,7 @@
 
 The optimizer's steps are the run's, and the decoder's shape is read from the model.  Such a loop
 does not show its length: without ``--calibrate-total-steps`` there is no end to forecast.
-Needs ``forerun[analysis]`` and transformers.
+Needs Forerun's extra ``analysis`` and transformers.
 """
 
 from __future__ import annotations

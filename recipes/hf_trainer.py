@@ -4,7 +4,7 @@
 
 The flag alone detects the ``Trainer``, its number of steps and the shape of a known decoder, so
 that the end, other layouts and the decision are answered.  ``--max-steps 500`` changes the length.
-Needs ``forerun[analysis]``, transformers and accelerate.
+Needs Forerun's extra ``analysis``, transformers and accelerate.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 ``python lightning_loop.py --calibrate`` trains in one process; ranks that Lightning starts itself
 (``Trainer(devices=2)``) receive the flag as well.  ``--max-steps 500`` changes the length.
-Needs ``forerun[analysis]``, lightning and transformers.
+Needs Forerun's extra ``analysis``, lightning and transformers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ For cases that the flag cannot detect: a model that transformers does not know, 
 not torch's.  Omit ``--calibrate``, or the loop is observed twice.  A
 loop over DDP or FSDP should use the flag, which sees their internal transfers.
 ``run_config`` is the part to get right: everything modelled rests on it.
-Needs ``forerun[analysis]``.
+Needs Forerun's extra ``analysis``.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def test_a_verb_that_needs_the_extra_says_so(home: Path, argv: list[str]) -> Non
     assert done.returncode == 2
     assert done.stdout == "" and done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"forerun: {argv[0]} needs numpy, scipy, pandas, ")
-    assert done.stderr.endswith(": pip install 'forerun[analysis]'\n")
+    assert done.stderr.endswith(f": pip install '{ROOT}[analysis]'\n")
 
 
 def test_the_base_requires_nothing_and_the_floors_are_written_once() -> None:

@@ -211,7 +211,7 @@ class RunOptions:
     goals: Goals = field(default_factory=Goals)
     python: str = _option(
         "", "python", Reads.TEXT, "PATH",
-        "the Python whose environment has `forerun[analysis]`, for live answers if that of "
+        "the Python whose environment has the extra `analysis`, for live answers if that of "
         "training lacks it",
         shown="this one, else `FORERUN_PYTHON`", example="/opt/forerun/bin/python",
     )  # fmt: skip

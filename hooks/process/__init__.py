@@ -54,6 +54,8 @@ if TYPE_CHECKING:
         VARIABLE,
         companion_command,
         install_command,
+        install_origin,
+        install_source,
         installed_version,
         is_installed,
         missing_packages,

@@ -5,14 +5,15 @@ Uses the standard library only, and imports nothing of what it looks for.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 VARIABLE = "FORERUN_PYTHON"
-EXTRA = "pip install 'forerun[analysis]'"
 PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "numpy": ("numpy", (1, 26)),
     "scipy": ("scipy", (1, 11)),
@@ -63,7 +64,7 @@ def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str
     python = os.path.expanduser(python)
     python = os.path.abspath(python) if os.sep in python else python  # training may change places
     code = _ELSEWHERE % {
-        "safe_path": _SAFE_PATH, "extra": EXTRA, "version": running_version()
+        "safe_path": _SAFE_PATH, "extra": _install_extra(), "version": running_version()
     }  # fmt: skip
     # -E: training's PYTHONPATH and PYTHONHOME lead to packages of another Python.
     return (python, "-E", "-c", code)
@@ -90,7 +91,35 @@ def missing_packages() -> list[str]:
 def install_command() -> str:
     """Return the command that installs the requirements here without replacing packages."""
     name, first = NUMPY_2_ALONE
-    return EXTRA + (f" '{name}<{first}'" if _has_numpy_1() else "")
+    return _install_extra() + (f" '{name}<{first}'" if _has_numpy_1() else "")
+
+
+def _install_extra() -> str:
+    return f"pip install '{install_source()}[analysis]'"
+
+
+def install_source() -> Path:
+    """Return the clone or wheel from which this package can be installed again."""
+    clone = Path(__file__).resolve().parents[2]
+    is_clone = (clone / "setup.cfg").is_file()
+    return clone if is_clone else install_origin()[0] or Path("/path/to/forerun")
+
+
+def install_origin() -> tuple[Path | None, bool]:
+    """Return the folder or wheel that this package was installed from, None if that is
+    unknown, and whether the installation is editable."""
+    from importlib import metadata
+    from urllib.parse import unquote, urlparse
+
+    # A build in the working directory is also a distribution, but not an installed one.
+    texts = [one.read_text("direct_url.json") for one in metadata.distributions(name="forerun")]
+    try:
+        origin = json.loads(next(filter(None, texts), "{}"))
+        url = urlparse(str(origin["url"]))
+        path = Path(unquote(url.path)) if url.scheme == "file" else None
+        return path, bool(origin.get("dir_info", {}).get("editable"))
+    except (ValueError, KeyError, AttributeError):
+        return None, False
 
 
 def missing_packages_message(what: str) -> str:
@@ -113,7 +142,7 @@ def no_live_answers_message(directory: object) -> str:
     return (
         f"no live answers: this environment lacks {', '.join(missing_packages())}; records are "
         f"kept in {directory}; `forerun report {directory}` answers in an environment with "
-        "forerun[analysis], and --calibrate-python=PATH to its Python gives live answers"
+        f"these ({_install_extra()}), and --calibrate-python=PATH to its Python gives live answers"
     )
 
 
@@ -126,7 +155,7 @@ def objection(recorder: str) -> str:
     if version != recorder:
         return (
             f"{sys.executable} has forerun {version} and training has {recorder}; "
-            f"run there: pip install 'forerun[analysis]=={recorder}'"
+            f"install version {recorder} there: {_install_extra()}"
         )
     return ""
 

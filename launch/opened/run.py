@@ -25,7 +25,7 @@ from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordE
 from ...calib.memory import known_device
 from ...calib.search import layout_label
 from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
-from ...hooks.process import is_installed
+from ...hooks.process import install_command, is_installed
 from ..options import read_cluster
 from ..store import SAMPLES, missing_run_message, object_of_run, top_of
 from .answer_types import PrintableAnswer
@@ -378,7 +378,7 @@ def load(
     Raises ``RecordError`` if the directory holds neither records nor tables.
     """
     if not is_installed("numpy"):
-        raise ImportError("answers need numpy; pip install 'forerun[analysis]'")
+        raise ImportError(f"answers need numpy; {install_command()}")
     config, cluster = (None if one is None else Path(one) for one in (config, cluster))
     words = ("bash", "-c", command) if isinstance(command, str) and command else command
     if directory is None and device is not None:

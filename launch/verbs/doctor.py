@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import platform
 import sys
@@ -18,7 +17,6 @@ from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from shutil import which
-from urllib.parse import unquote, urlparse
 
 from ... import _forerun_autoload as entry
 from ...calib.arguments import split_launcher, split_variables, variables_of
@@ -28,6 +26,8 @@ from ...hooks.process import (
     VARIABLE,
     detect_node,
     install_command,
+    install_origin,
+    install_source,
     installed_version,
     missing_packages,
 )
@@ -204,7 +204,8 @@ def _warn(name: str, value: str, remedy: str, verdict: Severity = Severity.WARN)
 def _package(name: str, absent: Severity = Severity.WARN) -> Finding:
     version = installed_version(name)
     if version is None:
-        return Finding(name, "not installed", absent, f"pip install {name}")
+        source = install_source() if name == "forerun" else name
+        return Finding(name, "not installed", absent, f"pip install {source}")
     return Finding(name, version)
 
 
@@ -290,7 +291,7 @@ def _entry_points() -> Iterator[Finding]:
     if not points:
         text = "install forerun into this environment, or use -m forerun.launch"
         yield _warn("flag", "not attached", text, Severity.MISSING)
-    reinstall = "pip install forerun again, or pip uninstall forerun"
+    reinstall = f"pip install {install_source()} again, or pip uninstall forerun"
     for point in points:
         module = point.value.partition(":")[0]
         spec = _spec(module)
@@ -316,14 +317,8 @@ def _spec(module: str) -> str | None:
 
 def _editable() -> Path | None:
     """Return the folder that an editable installation points to; None without one."""
-    # A build in the working directory is also a distribution, but not an installed one.
-    texts = [one.read_text("direct_url.json") for one in metadata.distributions(name="forerun")]
-    try:
-        origin = json.loads(next(filter(None, texts), "{}"))
-        is_editable = bool(origin.get("dir_info", {}).get("editable"))
-        return Path(unquote(urlparse(str(origin["url"])).path)) if is_editable else None
-    except (ValueError, KeyError, AttributeError):
-        return None
+    folder, is_editable = install_origin()
+    return folder if is_editable else None
 
 
 def _clone() -> Iterator[Finding]:

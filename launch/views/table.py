@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ...calib.shell import printable
 from ...calib.units import format_bytes, format_count, format_frac, format_time
-from ...hooks.process import is_installed
+from ...hooks.process import install_command, is_installed
 
 if not is_installed("rich"):  # reported before any error about a directory
-    raise ImportError("tables need rich; pip install 'forerun[analysis]'")
+    raise ImportError(f"tables need rich; {install_command()}")
 
 if TYPE_CHECKING:  # rich is slow to import, and programs read JSON
     from rich.console import Console

@@ -158,14 +158,14 @@ def test_a_python_without_forerun_says_what_to_do(tmp_path: Path) -> None:
     done = start(companion_command({}, str(python)), tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "has no forerun" in done.stderr
-    assert "pip install 'forerun[analysis]'" in done.stderr
+    assert f"pip install '{ROOT}[analysis]'" in done.stderr
 
 
 def test_another_version_is_said(home: Path) -> None:
     assert objection(forerun.__version__) == ""
     message = objection("0.0.9")
     assert f"has forerun {forerun.__version__} and training has 0.0.9" in message
-    assert "pip install 'forerun[analysis]==0.0.9'" in message
+    assert f"install version 0.0.9 there: pip install '{ROOT}[analysis]'" in message
 
 
 def test_the_line_tells_the_directory() -> None:
