@@ -80,7 +80,7 @@ LAUNCHERS: dict[str, tuple[Launcher, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one launch left: ranks with records, exit code, and its lines."""
+    """Results of one launch: ranks with records, exit code, and its lines."""
 
     num_recorded: int
     returncode: int
@@ -108,8 +108,8 @@ def _yes(is_so: bool) -> str:
 def program_words(framework: str, model: str, steps: int, clone: Path | None) -> list[str]:
     """Return the program and its arguments, with our flags."""
     if framework == "megatron":
-        own = [*MODEL, *(_EXPERTS if model == "experts" else ()), "--train-iters", str(steps)]
-        words = [str((clone or Path()) / "pretrain_gpt.py"), *own, "--calibrate-device=cpu"]
+        arguments = [*MODEL, *(_EXPERTS if model == "experts" else ()), "--train-iters", str(steps)]
+        words = [str((clone or Path()) / "pretrain_gpt.py"), *arguments, "--calibrate-device=cpu"]
     else:
         options = ["--experts"] if model == "experts" else []
         words = [str(PROGRAM), framework, *options, "--steps", str(steps)]
@@ -126,7 +126,10 @@ def run_cell(launcher: Launcher, words: Sequence[str], folder: Path) -> Outcome:
     log = folder / "log"
     with log.open("w") as file:
         # Megatron reads torch's variables alone: users of srun and mpirun map them in front of it.
-        environments = [_environment(launcher, rank, port) for rank in range(num_processes)]
+        is_mapped = bool(launcher.variables) and words[0].endswith("pretrain_gpt.py")
+        environments = [
+            _environment(launcher, rank, port, is_mapped=is_mapped) for rank in range(num_processes)
+        ]
         processes = [
             subprocess.Popen(command, cwd=folder, env=one, stdout=file, stderr=subprocess.STDOUT)
             for one in environments
@@ -145,7 +148,7 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _environment(launcher: Launcher, rank: int, port: str) -> dict[str, str]:
+def _environment(launcher: Launcher, rank: int, port: str, *, is_mapped: bool) -> dict[str, str]:
     starts = ("FORERUN", "SLURM", "OMPI", "PMI", "MASTER", "WANDB", "TORCHELASTIC")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(starts)}
     values = {"n": launcher.num_ranks, "r": rank}
@@ -154,6 +157,12 @@ def _environment(launcher: Launcher, rank: int, port: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port, "LAUNCHED_RANKS": str(launcher.num_ranks),
     }  # fmt: skip
+    if is_mapped:
+        shared |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(launcher.num_ranks),
+            "LOCAL_RANK": str(rank),
+        }
     return {**clean, **shared, **stated}
 
 

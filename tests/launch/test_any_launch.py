@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from forerun import _forerun_autoload as entry
+from forerun.benchmarks import launchers
 from forerun.hooks.process import settings
 from forerun.hooks.process.ranks import RankInfo, rank_in_training
 from forerun.launch.cli import main
@@ -242,6 +243,22 @@ def test_ranks_of_slurm_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = rank_in_training(known, environ, is_forked=False)
     assert rank is not None
     assert (rank.local_rank, rank.local_world_size) == (1, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "num_ranks", "framework"),
+    [("python", 1, "trainer"), ("python", 2, "lightning"), ("srun", 2, "ddp")],
+)
+def test_a_launch_without_torchrun_gets_every_answer(
+    tmp_path: Path, launcher: str, num_ranks: int, framework: str
+) -> None:
+    for package in ("transformers", "accelerate", "lightning"):
+        pytest.importorskip(package)
+    (launch,) = (one for one in launchers.LAUNCHERS[launcher] if one.num_ranks == num_ranks)
+    words = launchers.program_words(framework, "dense", 40, None)
+    outcome = launchers.run_cell(launch, words, tmp_path)
+    assert outcome.row(num_ranks) == ("yes", "yes", "yes", ""), outcome.log[-3000:]
 
 
 @pytest.mark.parametrize(
