@@ -89,7 +89,7 @@ class Outcome:
     def row(self, num_ranks: int) -> tuple[str, ...]:
         """Return the last four columns."""
         lines = [line for line in self.log.splitlines() if line.startswith("[forerun]")]
-        has_end = any(line.startswith("[forerun] ends ") for line in lines)
+        has_end = any(re.match(r"\[forerun\] end(s|ed) ", line) for line in lines)
         has_layouts = any(re.match(r"\[forerun\] (faster|slower)", line) for line in lines)
         why = next((line for line in lines if _WHY.match(line)), "")
         if self.returncode:
