@@ -5,7 +5,7 @@
 
 A cell is a real launch of ``runs/launched_loop.py``, or of the clone's ``pretrain_gpt.py``, over
 gloo on this machine.  Slurm and Open MPI are stood in for by processes with their variables.  Needs
-transformers, accelerate, lightning and, for its row, deepspeed.
+transformers, accelerate, lightning and, for their rows, deepspeed, and Megatron-LM's six and regex.
 """
 
 from __future__ import annotations
