@@ -59,6 +59,11 @@ def assigned(name: str, value: str) -> str:
     return f"{name}={quoted(value)}"
 
 
+def exported(name: str, value: str) -> str:
+    """Return the command that sets a variable for all others; raise as ``assigned`` does."""
+    return f"export {assigned(name, value)}"
+
+
 def required(name: str, hint: str) -> str:
     """Return the expansion of a variable that the user has to set.
 

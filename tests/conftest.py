@@ -16,6 +16,8 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# pytest-xdist sets it to 80, and tables in a pipe are as wide as it says.
+os.environ.pop("COLUMNS", None)
 
 settings.register_profile(
     "forerun", deadline=None, max_examples=int(os.environ.get("FORERUN_EXAMPLES", "40"))

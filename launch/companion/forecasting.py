@@ -26,6 +26,8 @@ NUM_RECENT_IRREGULAR = 200
 """Newest steps next to a garbage collection, an evaluation or a save that a forecast uses."""
 NUM_RECENT_BRACKETS = 500
 """Newest evaluations, and saves, that a forecast uses."""
+NUM_RECENT_ANSWERS = 100
+"""Newest answers whose cost a forecast uses."""
 NUM_LEVEL_STEPS = 50
 """Newest regular steps with which a step beside an answer is compared."""
 LEAST_SLOWED, LEAST_ADDED_FRAC = 3, 0.05
@@ -57,8 +59,8 @@ class ObservedRun:
         default_factory=lambda: deque(maxlen=NUM_RECENT_IRREGULAR)
     )
     _brackets: dict[str, deque[float]] = field(default_factory=dict)
-    answers: list[AnswerCost] = field(default_factory=list)
-    """Steps beside each answer."""
+    answers: deque[AnswerCost] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_ANSWERS))
+    """Steps beside each of the newest answers."""
     _energy: list[tuple[float, float]] = field(default_factory=list)
     """First and newest reading: Unix seconds and joules."""
 
@@ -82,7 +84,7 @@ class ObservedRun:
         being computed."""
         if not waiting or waiting[-1].iteration <= request.last_step:
             return request
-        later = replace(self, answers=[replace(one) for one in self.answers])
+        later = replace(self, answers=deque(replace(one) for one in self.answers))
         for row in waiting:
             later._add_slowed(replace(row, is_disturbed=True))
         return replace(

@@ -24,7 +24,7 @@ from ...calib.fit import is_processor
 from ...calib.forecast import WholeRun
 from ...calib.memory import Verdict
 from ...calib.records import Launch, replace_file, sealed, stamped
-from ...calib.shell import assigned, joined, printable, quoted
+from ...calib.shell import exported, joined, printable, quoted
 from ...calib.units import format_time
 from ...calib.workload import RunConfig
 from ..known import launch_of_command, launch_of_run
@@ -223,7 +223,7 @@ def _script(
         directives, body = body[:end], body[end:]
         if user_script.options:
             directives.append(f"#SBATCH {joined(user_script.options)}")
-        body[:0] = [f"export {assigned(*one)}" for one in user_script.exported.items()]
+        body[:0] = [exported(*one) for one in user_script.exported.items()]
         body[:0] = [f'set -- {joined(given)} "$@"'] if given else []
     if directives or options is not None:
         directives = _directives(directives, counts, options or {})

@@ -8,7 +8,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from companion_settings import companion_settings, started
@@ -111,6 +111,7 @@ class FakeForecast:
 
     overhead = modelled = None
     has_finish = True
+    decision_values: ClassVar[dict[str, float]] = {}
 
     class forecast:
         finish_p50_unix_s = finish_p95_unix_s = 0.0

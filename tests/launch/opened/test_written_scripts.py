@@ -360,7 +360,8 @@ def promised(case: Case, path: Path, target: Path) -> RunConfig:
         return prediction.layout.config
     rows = {"running": run.predict().layout, "candidates": (prediction.layout,)}
     plan = replace(_any_plan(), **rows)
-    row_command(path.parent, run.run_id, plan, 1, prediction.other).write(target)
+    running = rows["running"].config
+    row_command(path.parent, run.run_id, plan, 1, prediction.other, running).write(target)
     return prediction.layout.config
 
 

@@ -150,7 +150,8 @@ def test_the_end_comes_nearer_and_progress_grows(read: Read) -> None:
 
 def test_a_constant_is_sent_once(read: Read) -> None:
     windows = {f"window_next_step_error_{when}_frac" for when in ("before", "after")}
-    assert {"num_steps", "overhead_frac", "overhead_below_frac"} | windows == CONSTANTS
+    decided = {"is_stop_advised", "stop_probability"}
+    assert {"num_steps", "overhead_frac", "overhead_below_frac"} | windows | decided == CONSTANTS
     rows = [row for _, row in sorted(read.values.items())]
     sent = {name: [row[name] for row in rows if name in row] for name in CONSTANTS}
     # The cost of hooks is a value or a bound.
