@@ -3,7 +3,8 @@
 #   MEGATRON_LM=/path/to/Megatron-LM bash megatron_one_node.sh
 #
 # Megatron-LM is not edited and Forerun is not imported: --calibrate is all. Forerun has to be in
-# the environment that trains: pip install '/path/to/forerun[analysis]'
+# the environment that trains: pip install '/path/to/forerun[analysis]'; Megatron's script also
+# imports six and regex, which megatron-core does not install: pip install six regex
 # Arguments of this script are passed to Megatron, where the last value of an option wins:
 #   bash megatron_one_node.sh --train-iters 2000 --lr 2e-4 --calibrate-deadline=2027-01-31T08:00:00Z
 # To see it run without a GPU, with a small model on two processes:
