@@ -106,7 +106,7 @@ def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]
 
 def _decided(answer: Answer) -> ReportTable:
     return table_of(
-        "decision",
+        "reasons",
         "The decision, rule by rule",
         answer.decision.reasons,
         {
