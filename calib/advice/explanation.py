@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import ClassVar
 
@@ -216,7 +216,11 @@ class Difference(Encoded):
     high_s: float
     """90 % interval; errors that both steps share have cancelled."""
     terms: tuple[TermTime, ...]
-    """Terms of the difference; they add up to ``time_s``."""
+    """Terms of the difference: those of ``one`` less those of ``other``.  They add up to
+    ``time_s``."""
+    level: float
+    """Factor by which the terms of both are stretched: the run's own level, which explains no
+    difference."""
     walk: Walk
     """Walk from ``other`` to ``one``."""
 
@@ -275,9 +279,8 @@ def explain(config: RunConfig, other: RunConfig | None, steps: FittedSteps) -> E
     if other is None:
         return Explanation(one=_explained(*steps.by_term([config])))
     one, second = steps.by_term([config, other])
-    return Explanation(
-        one=_explained(one), difference=_difference(one, second, walk(other, config, steps))
-    )
+    against = _difference(one, second, walk(other, config, steps))
+    return Explanation(one=against.one, difference=against)
 
 
 def _explained(step_terms: StepTerms) -> Explained:
@@ -309,7 +312,30 @@ def _term_time(
     return TermTime(term=term, time_s=time_s, low_s=low_s, high_s=high_s, source_frac=sources)
 
 
+def _levelled(whole: StepTerms, factor: float) -> StepTerms:
+    """Return the terms scaled by the level common to both layouts, which explains no difference."""
+    named = [term for term in Term if term is not Term.UNEXPLAINED]
+    terms_s = {term: factor * whole.terms_s[term] for term in named}
+    error_s = {term: {n: factor * e for n, e in whole.error_s[term].items()} for term in named}
+    rest: dict[str, float] = dict(whole.error_s[Term.UNEXPLAINED])
+    for term, errors in error_s.items():
+        for name, error in errors.items():
+            rest[name] = rest.get(name, 0.0) + whole.error_s[term][name] - error
+    terms_s[Term.UNEXPLAINED] = whole.estimate.time_s - sum(terms_s.values())
+    return replace(whole, terms_s=terms_s, error_s={**error_s, Term.UNEXPLAINED: rest})
+
+
+def _shared_level(*pair: StepTerms) -> float:
+    """Return the factor by which both steps exceed their terms, or both fall short; else 1."""
+    factors = [
+        one.estimate.time_s / (one.estimate.time_s - one.terms_s[Term.UNEXPLAINED]) for one in pair
+    ]
+    return max(1.0, min(factors)) if max(factors) > 1.0 else max(factors)
+
+
 def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
+    level = _shared_level(one, other)
+    one, other = (_levelled(terms, level) for terms in (one, other))
     mine, its = one.estimate, other.estimate
     ours_s, theirs_s = mine.time_s * mine.unshared_sigma_log, its.time_s * its.unshared_sigma_log
     alike = 1.0
@@ -335,6 +361,7 @@ def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
         low_s=mine.time_s / spread - its.time_s,
         high_s=mine.time_s * spread - its.time_s,
         terms=tuple(terms),
+        level=level,
         walk=way,
     )
 

@@ -393,7 +393,7 @@ def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]
     against = explain(best.config, running, steps) if best is not None else None
     if against is None or against.difference is None:
         return (explain(running, None, steps),)
-    return (Explanation(one=against.difference.other), against)
+    return (explain(running, None, steps), against)
 
 
 def _micro_batch(

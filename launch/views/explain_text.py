@@ -55,6 +55,10 @@ def explanation_parts(explanation: explain.Explanation) -> Iterator[Part]:
     sides = [one] if against is None else [against.one, against.other]
     if against is not None:
         yield from (f"{letter}: {side.label}" for letter, side in zip("AB", sides, strict=True))
+        if abs(against.level - 1.0) >= _SMALL_FRAC:
+            frac = format_frac(against.level - 1.0, signed=True)
+            yield f"Terms of both are {frac} against their models: what the run as a whole"
+            yield "takes beyond them, or less, explains no difference."
         yield ""
     longest_s = max(side.estimate.time_s for side in sides)
     scale = Scale(longest_s)
