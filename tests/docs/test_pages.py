@@ -78,7 +78,15 @@ def test_a_command_that_cannot_run_here_is_one(one: Command) -> None:
     while re.match(r"\w+=", words[0]):
         words.pop(0)
     program, *words = words
-    {"torchrun": _torchrun, "pip": _pip, "make": _make}.get(program, _file)(words)
+    known = {"torchrun": _torchrun, "pip": _pip, "make": _make}
+    known |= dict.fromkeys(("srun", "mpirun", "accelerate", "python"), _launch)
+    known.get(program, _file)(words)
+
+
+def _launch(words: list[str]) -> None:
+    """A launch of another's program, whose only word of ours is a flag."""
+    flag_split = split(words)
+    assert flag_split.flags and not [word for word in flag_split.rest if "calibrate" in word]
 
 
 def _torchrun(words: list[str]) -> None:
@@ -100,7 +108,7 @@ def _pip(words: list[str]) -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     name, _, extra = words[-1].rstrip("]").partition("[")
-    assert words[0] == "install" and name == setup["metadata"]["name"]
+    assert words[0] == "install" and Path(name).name == setup["metadata"]["name"]
     assert not extra or extra in setup["options.extras_require"]
 
 
