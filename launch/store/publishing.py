@@ -106,11 +106,8 @@ class Publisher:
 
     @property
     def shown(self) -> Path:
-        """Folder to show to the user, within the working directory by its relative path."""
-        folder = self.place.directory if self.is_owner else self.place.path
-        with suppress(OSError, ValueError):
-            return folder.relative_to(Path.cwd())
-        return folder
+        """Folder to show to the user."""
+        return _shown(self.place.directory if self.is_owner else self.place.path)
 
     def begin(self, now_unix_s: float) -> str:
         """Record the run and claim the top level."""
@@ -243,15 +240,25 @@ class Publisher:
 
     def _as_guest(self) -> str:
         place = self.place
-        return f"another run is live in {place.directory}; this one's answers are in {place.path}"
+        where = _shown(place.path)
+        return (
+            f"another run is live in {_shown(place.directory)}; this one's answers are in {where}"
+        )
 
     def _as_private(self, foreign: Sequence[str]) -> str:
         place, more = self.place, len(foreign) - _NUM_NAMED
         names = ", ".join(foreign[:_NUM_NAMED]) + f" and {more} more" * (more > 0)
         return (
-            f"not written by Forerun and left alone: {names} in {place.directory}; this run's "
-            f"answers are in {place.path}"
+            f"not written by Forerun and left alone: {names} in {_shown(place.directory)}; this "
+            f"run's answers are in {_shown(place.path)}"
         )
+
+
+def _shown(folder: Path) -> Path:
+    """Return a folder within the working directory by its relative path."""
+    with suppress(OSError, ValueError):
+        return folder.relative_to(Path.cwd())
+    return folder
 
 
 def foreign_names(directory: Path) -> list[str]:

@@ -222,7 +222,8 @@ def _parts_and_work(answer: Modelled, measured_s: float) -> Iterator[ReportTable
     )
     yield table_of(
         "work",
-        f"Work of the critical stage, in the timeline's {format_time(running.time_s)}",
+        f"Work of the critical stage, in a simulated step of {format_time(running.time_s)}, before "
+        "waiting for other ranks",
         sorted(running.contributions, key=lambda work: -work.time_s)[:NUM_WORKS],
         {
             "work": lambda work: work.name,
@@ -230,7 +231,7 @@ def _parts_and_work(answer: Modelled, measured_s: float) -> Iterator[ReportTable
             "size": lambda work: bytes_cell(work.nbytes) if work.nbytes else "",
             "times per step": lambda work: whole_cell(work.count),
             "time per step": lambda work: time_cell(work.time_s),
-            "of the timeline": lambda work: frac_cell(work.time_s / running.time_s),
+            "of the simulated step": lambda work: frac_cell(work.time_s / running.time_s),
             "source": lambda work: work.source.value,
         },
     )

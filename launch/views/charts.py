@@ -209,7 +209,7 @@ def work_chart(
         for name, time_s, hue in shown[: NUM_BARS + 1]
     ]
     legend = [("operators", "blue"), ("transfers, before overlap", "green")]
-    whole = f"the timeline's {format_time(step_time_s)}, before waiting for other ranks"
+    whole = f"a simulated step of {format_time(step_time_s)}, before waiting for other ranks"
     return bars_chart(f"Work of the critical stage, as shares of {whole}", bars, legend, width)
 
 

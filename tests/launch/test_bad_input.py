@@ -63,7 +63,7 @@ def test_virtual_stages_are_forecast_and_nothing_of_them_is_left_out(tmp_path: P
         "--calibrate-wandb=off", ranks=2,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert " · step " in done.stdout and "[forerun] ends " in done.stdout
+    assert " · step " in done.stdout and "[forerun] ended " in done.stdout
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "Left out by the model" not in report
 

@@ -300,7 +300,7 @@ def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     done = started(directory, launch_id="first", leave_after_s=200.0)
     output, errors = done.communicate("\n".join(["{damaged", *lines, ""]))
     assert done.returncode == 0, errors
-    assert "[forerun] decision:" in output
+    assert "[forerun] stopped " in output and "[forerun] checked: " in output
     assert f"[forerun] report: {directory}/report.html" in output
     for folder in (directory, directory / "runs" / "first"):
         assert (folder / "report.md").exists()

@@ -306,12 +306,12 @@ def words_of(choice: Sequence[str]) -> frozenset[str]:
 
 def test_sentences_say_the_same_of_the_advised_layout(surfaces: Surfaces) -> None:
     label, gain = surfaces.advised
-    (faster,) = [line for line in surfaces.log.splitlines() if "faster here" in line]
-    assert interval_ends(faster) == gain.ends
+    lines = [line for line in surfaces.log.splitlines() if "faster here" in line]
+    assert {interval_ends(line) for line in lines} == {gain.ends}
     sentences = [
         line for line in surfaces.report["decision"]["transcript"] if "faster here" in line
     ]
-    assert sentences == [faster]
+    assert sentences == [line for line in lines if "next time" in line], "the run has ended"
     decision = surfaces.file("decision.json")
     assert gains_of([decision["candidate"]])[label] == near(gain)
     (numbers,) = [one["numbers"] for one in decision["reasons"] if one["rule"] == "restart"]
