@@ -61,7 +61,8 @@ def rank_in_training(
             "this process is calibrated alone",
             launched.world_size,
         )
-    return rank
+    is_launched = (rank.rank, rank.world_size) == (launched.rank, launched.world_size)
+    return launched if is_launched else rank
 
 
 def _joint_rank() -> tuple[int, int]:
