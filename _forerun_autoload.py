@@ -300,13 +300,26 @@ def _is_training_program() -> bool:
 
 
 def _is_named_by_importers() -> bool:
-    """True if the code that is importing torch has an option ``--calibrate``."""
+    """True if the code that is importing torch has an option ``--calibrate`` of its own; one that
+    names a longer flag of ours, as a program that launches itself, means ours."""
     frame: FrameType | None = sys._getframe()
+    is_named = False
     while frame := frame.f_back if frame else None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("torch", "importlib", __name__) and names_flag(frame.f_code):
-            return True
-    return False
+        if package not in ("torch", "importlib", __name__):
+            if _names_ours(frame.f_code):
+                return False
+            is_named = is_named or names_flag(frame.f_code)
+    return is_named
+
+
+def _names_ours(code: CodeType) -> bool:
+    ours = tuple(f"{FLAGS[1]}-{name}" for name in OPTIONS)
+    return any(
+        _names_ours(one) if isinstance(one, CodeType) else str(one).startswith(ours)
+        for const in code.co_consts
+        for one in (const if isinstance(const, tuple) else (const,))
+    )
 
 
 def names_flag(code: CodeType) -> bool:

@@ -130,7 +130,9 @@ def test_the_wheel_holds_the_packages_and_their_data_alone(wheel: Path) -> None:
 def test_records_wait_for_another_python_which_answers(python: Path, tmp_path: Path) -> None:
     done = _train(python, tmp_path)
     messages = [line for line in (done.stdout + done.stderr).splitlines() if "[forerun]" in line]
-    assert len([line for line in messages if f"`forerun report {tmp_path}/runs`" in line]) == 1, messages
+    assert len([line for line in messages if f"`forerun report {tmp_path}/runs`" in line]) == 1, (
+        messages
+    )
     assert not list((tmp_path / "runs").glob("report.*"))
     here = _run(python, "-m", "forerun", "report", "runs", cwd=tmp_path)
     assert here.returncode == 2
