@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .alternatives import Breadth, WhyNot, breadth, why_not
     from .axes import AXES, axis_value, changed, layout_words, recompute_text, single_choices
     from .decision import (
+        MIN_STEPS,
         UNKNOWN_LAYOUT,
         Decision,
         Reason,

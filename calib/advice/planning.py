@@ -524,26 +524,20 @@ def plan(
         number = num_variants(cells_of(config, count, constraint), constraint)
         return replace(result, proof=replace(result.proof, num_requested=number))
 
-    planned = partial(
+    given = fix_unavailable_axes(config, keep)
+    results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
+    plan_of = partial(
         _make_plan,
         config,
         steps,
+        results,
+        is_listed=is_listed,
+        is_unmeasured=is_unmeasured,
         memory_capacity_nbytes=memory_capacity_nbytes,
         memory_offset_nbytes=memory_offset_nbytes,
         is_running=is_running,
         has_checkpoints=has_checkpoints,
     )
-
-    def plan_of(others: Sequence[RunConfig]) -> Plan:
-        made = planned(results, others)
-        return replace(
-            made,
-            is_listed=is_listed,
-            is_unmeasured=is_unmeasured,
-        )
-
-    given = fix_unavailable_axes(config, keep)
-    results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
     first = plan_of(())
     if is_unmeasured and first.best is None:
         # All of the fastest are tight: those that surely fit are slower than these.
@@ -582,6 +576,8 @@ def _make_plan(
     results: Mapping[int, SearchResult],
     others: Sequence[RunConfig],
     *,
+    is_listed: bool,
+    is_unmeasured: bool,
     memory_capacity_nbytes: int | None,
     **settings: Any,
 ) -> Plan:
@@ -601,6 +597,8 @@ def _make_plan(
         memory_capacity_nbytes=memory_capacity_nbytes,
         proofs={count: one.proof for count, one in results.items()},
         candidates=tuple(candidates),
+        is_listed=is_listed,
+        is_unmeasured=is_unmeasured,
     )
 
 

@@ -10,7 +10,7 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .analysis import analyse, finish_lines, with_end, with_new_forecast
     from .answer import Answer, Modelled
-    from .finish_line import ended_text, finish_text, format_moment
+    from .finish_line import duration_s, ended_text, finish_text, format_moment
     from .measured_steps import (
         CPU_SESSION_SIGMA_LOG,
         SESSION_SIGMA_LOG,

@@ -139,13 +139,15 @@ def with_new_forecast(answer: Answer, request: Request) -> Answer:
 def with_end(answer: Answer, ended: Ended, goals: Goals, *, directory: str = "DIR") -> Answer:
     """Return the answer once its run has ended: its lines are about the past and the next launch;
     ``directory`` is as for ``analyse``."""
-    answer = replace(answer, ended=ended)
-    lines = (
-        _lines_of_steps(answer, goals)
-        if answer.modelled is None
-        else _lines_of_layout(answer, answer.modelled, goals, directory)
-    )
-    return replace(answer, transcript=lines)
+    answer, modelled = replace(answer, ended=ended), answer.modelled
+    closing = _end_lines(answer, goals)
+    if modelled is None:
+        lines = _lines_of_steps(answer, goals)
+    else:
+        lines = _lines_of_layout(answer, modelled, goals, directory)
+        if modelled.plan.best is not None:
+            closing.append(faster_line(modelled.plan, answer.decision, next_launch=directory))
+    return replace(answer, transcript=lines, closing=tuple(with_prefix(closing)))
 
 
 def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
@@ -338,7 +340,7 @@ def _rate(answer: Answer) -> str:
     if not rates:
         return "tokens/s not known: no batch was recorded in the first steps"
     rate = format_count(rates[f"{unit}_per_s"])
-    return f"{rate} {unit}/s ({count:,.15g} {unit} per rank and step)"
+    return f"{rate} {unit}/s ({count:,} {unit} per rank and step)"
 
 
 def _decision_of_steps(

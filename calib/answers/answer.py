@@ -32,7 +32,7 @@ from .history import History, WindowScore, window_scores
 from .routing import MeasuredRouting
 from .run_end import RunEnd, forecast_json
 from .run_measurements import HookSummary, Overhead
-from .transcript import NEXT_TIME, PREFIX, advice_line
+from .transcript import PREFIX, advice_line
 
 _UNMEASURED = (
     "its transfers are not measured: DistributedDataParallel issues them in C++, where only "
@@ -179,12 +179,14 @@ class Answer:
     """How the run ended; None while it goes on."""
     problems: tuple[str, ...] = ()
     transcript: tuple[str, ...] = ()
+    closing: tuple[str, ...] = ()
+    """Lines on the end and on the next launch, once the run has ended."""
 
     @property
     def ended_unix_s(self) -> float | None:
         """When the run reached its last step; None if it has not."""
-        is_complete = self.ended is not None and self.ended.is_complete
-        return self.ended.end_unix_s if self.ended is not None and is_complete else None
+        ended = self.ended
+        return ended.end_unix_s if ended is not None and ended.is_complete else None
 
     @property
     def has_finish(self) -> bool:
@@ -265,12 +267,6 @@ class Answer:
         return advice_line(self.transcript)
 
     @property
-    def closing_lines(self) -> tuple[str, ...]:
-        """The lines of a run that has ended on its end and on the next launch."""
-        beginnings = tuple(f"{PREFIX} {word} " for word in ("ended", "stopped", NEXT_TIME))
-        return tuple(line for line in self.transcript if line.startswith(beginnings))
-
-    @property
     def decision_values(self) -> dict[str, float]:
         """The decision in numbers, by key."""
         chances = [reason.probability for reason in self.decision.reasons]
@@ -280,7 +276,7 @@ class Answer:
     @property
     def decision_texts(self) -> dict[str, str]:
         """The decision, and the line on it or on the next launch, by key."""
-        lines = self.closing_lines[1:] or (self.advice,)
+        lines = self.closing[1:] if self.ended is not None else (self.advice,)
         advice = " · ".join(line.removeprefix(PREFIX).strip() for line in lines)
         return {"decision": self.decision.action.value, "advice": advice}
 

@@ -35,8 +35,7 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
 
 def ended_line(ended: Ended, forecast: Forecast) -> str:
     """Return how a run ended, how long it took and what it used, by the newest forecast of that."""
-    begin_unix_s = forecast.now_unix_s - forecast.elapsed_s
-    took_s = max(0.0, ended.end_unix_s - begin_unix_s)
+    took_s = duration_s(ended, forecast)
     has_seconds = took_s < _SHOW_SECONDS_BELOW_S
     words = [ended_text(ended, has_seconds=has_seconds), f"{format_time(took_s)} in all"]
     share = took_s / forecast.total_s if forecast.total_s else 0.0
@@ -45,6 +44,11 @@ def ended_line(ended: Ended, forecast: Forecast) -> str:
     if forecast.cost is not None:
         words.append(f"cost {share * forecast.cost:,.2f}")
     return " · ".join(words)
+
+
+def duration_s(ended: Ended, forecast: Forecast) -> float:
+    """Return how long this launch took from its begin to its end, seconds."""
+    return max(0.0, ended.end_unix_s - (forecast.now_unix_s - forecast.elapsed_s))
 
 
 def ended_text(ended: Ended, *, has_seconds: bool = False) -> str:

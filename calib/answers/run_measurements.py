@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..advice import MIN_STEPS
 from ..errors import CalibrationError, check_ascending
 from ..forecast import DRIFT_FRAC, mean_estimate
 from ..memory import known_nbytes, memory_offset
@@ -26,8 +27,6 @@ _SEED = 20250929
 _NUM_RESAMPLES = 2000
 """Twice the 1000 that percentile intervals need (Efron and Tibshirani, 1993, 13.3)."""
 _MIN_STEPS = 2
-_MIN_WINDOW_STEPS = 5
-"""Clean steps from which a window tells the level of the step; as many as a decision needs."""
 """Fewest steps of either kind, as one difference has no scatter."""
 _LAUNCH_BOUND_FRAC = 0.1
 """Smallest share of waiting for the host that is remarked on; the threshold of drifts as well."""
@@ -110,7 +109,7 @@ def _newest_steps(table: SampleTable) -> SampleTable:
     short, if there is one."""
     steps, windows = table.newest("steps"), windows_of(table)
     num_steps = steps[steps["is_clean"]].groupby("window")["step"].nunique()
-    full = [window for window in windows if num_steps[window] >= _MIN_WINDOW_STEPS] or windows
+    full = [window for window in windows if num_steps[window] >= MIN_STEPS] or windows
     return replace(table, steps=steps[steps["window"] == full[-1]])
 
 

@@ -20,7 +20,6 @@ from .run_measurements import HookSummary, Overhead
 PREFIX = "[forerun]"
 _SEPARATOR = " · "
 _DECISION = "decision: "
-NEXT_TIME = "next time"
 
 
 def with_prefix(lines: Sequence[str]) -> list[str]:
@@ -101,7 +100,7 @@ def faster_line(
     faster = "perhaps faster" if best.is_unsure else "faster"
     saving = "its saving depends on the end of the run, which is not known"
     if next_launch:
-        faster, saving = f"{NEXT_TIME} {faster}", _shown_by(best, plan, next_launch)
+        faster, saving = f"next time {faster}", _shown_by(best, plan, next_launch)
     elif has_end:
         saving = _saving(decision)
     words = [

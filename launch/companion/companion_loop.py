@@ -162,8 +162,7 @@ class CompanionLoop:
             self._end_unix_s = float(event.get("unix_s") or now_unix_s)
         elif kind in ("window_closed", "probed"):
             self._analysis_interval.begin(self._run.last_unix_s or now_unix_s)
-            self._unsaid = AnswerCost()
-            self._run.answers.append(self._unsaid)
+            self._unsaid = self._run.begin_answer()
             self._closed.close(event, now_unix_s, is_probed=kind == "probed")
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> bool:
@@ -196,12 +195,12 @@ class CompanionLoop:
             if not is_patience_over and not self._windows.is_complete(closed.window):
                 return False
             self._settle(f"no answer for window {closed.window}: {err}")
-            self._forecast_from_steps(now_unix_s)
+            self._forecast_from_steps()
         else:
             self._settle()
         return True
 
-    def _forecast_from_steps(self, now_unix_s: float) -> None:
+    def _forecast_from_steps(self) -> None:
         """Log when the run ends by its steps alone, which need no disk, if nothing was answered."""
         options, request = self._companion_settings, self._run.request(self._base_request, 0.0)
         if self._answer is not None or self._has_ended or not options.num_steps:
@@ -277,7 +276,7 @@ class CompanionLoop:
         """Put the answer into the past, and log what is new of it."""
         if (answer := self._answer) is not None:
             self._answer = self._in_the_past(answer, ended)
-            print_lines(() if answer.ended is not None else self._answer.closing_lines)
+            print_lines(() if answer.ended is not None else self._answer.closing)
 
     def _in_the_past(self, answer: Answer, ended: Ended) -> Answer:
         goals, directory = self._base_request.goals, str(self._publisher.shown)
@@ -286,8 +285,8 @@ class CompanionLoop:
     def _summary(self) -> dict[str, Any]:
         """Return the score of predictions so far and the throughput of the measured step."""
         score = self._steps.score.summary()
-        if answers := self._run.answers:
-            score["answers_time_s"] = sum(one.added_s for one in answers)
+        if self._run.answers:
+            score["answers_time_s"] = self._run.answers_s
         return score if self._answer is None else score | summary_values(self._answer)
 
     def _write_last(self, place: Place, track: Evaluation | None) -> None:

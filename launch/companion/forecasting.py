@@ -61,6 +61,7 @@ class ObservedRun:
     _brackets: dict[str, deque[float]] = field(default_factory=dict)
     answers: deque[AnswerCost] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_ANSWERS))
     """Steps beside each of the newest answers."""
+    _older_answers_s: float = 0.0
     _energy: list[tuple[float, float]] = field(default_factory=list)
     """First and newest reading: Unix seconds and joules."""
 
@@ -73,6 +74,18 @@ class ObservedRun:
                 self._bare.append(row)
             elif _IRREGULAR.issuperset(row.flags):
                 self._irregular.append(row)
+
+    def begin_answer(self) -> AnswerCost:
+        """Count the steps that come while another answer is computed."""
+        if len(self.answers) == NUM_RECENT_ANSWERS:
+            self._older_answers_s += self.answers[0].added_s
+        self.answers.append(AnswerCost())
+        return self.answers[-1]
+
+    @property
+    def answers_s(self) -> float:
+        """Time that all answers have added to steps, seconds."""
+        return self._older_answers_s + sum(one.added_s for one in self.answers)
 
     def _add_slowed(self, row: LoggedStep) -> None:
         if row.is_disturbed and not (row.is_hooked or row.flags) and self.answers and self._bare:

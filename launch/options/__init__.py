@@ -8,20 +8,15 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .config_files import (
-        LaunchScript,
-        completed,
-        described_run,
-        inner_launch_line,
-        launch_script,
-        script_hint,
-    )
+    from .config_files import completed, described_run
     from .flags import FLAGS, LIMIT, REQUESTS, parse, rank_info, read_cluster, split
+    from .launch_scripts import LaunchScript, inner_launch_line, launch_script, script_hint
     from .plan_options import (
         NUM_TOP,
         Objective,
         PlanQuestion,
         Several,
+        read_batch,
         read_prices,
         read_question,
         read_tokens,

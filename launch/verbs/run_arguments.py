@@ -134,10 +134,15 @@ def _num_ranks(args: argparse.Namespace) -> int:
 def _run_words(args: argparse.Namespace) -> list[str]:
     """Return the Megatron options that complete a ``config.json``."""
     words = [word for word in args.options if not word.startswith("--gpus=")]
-    for name in ("global_batch_size", "seq_length"):
-        value = getattr(args, name, None)
-        number, per_gpu, _ = str(value or "").lower().partition("xgpus")
-        if number.isdigit() or per_gpu:
-            size = int(number or 1) * (max(1, _num_ranks(args)) if per_gpu else 1)
-            words += ["--" + name.replace("_", "-"), str(size)]
-    return words
+    from ..options import read_batch  # used for few questions only
+
+    rule = read_batch(getattr(args, "global_batch_size", None) or "")
+    each = rule.samples_per_rank or int(rule.follows_ranks)
+    sizes = {
+        "--global-batch-size": rule.samples or each * max(1, _num_ranks(args)),
+        "--seq-length": getattr(args, "seq_length", None),
+    }
+    return [
+        *words,
+        *(word for option, size in sizes.items() if size for word in (option, str(size))),
+    ]

@@ -158,7 +158,8 @@ def run_statuses(
     for folder in folders:
         launch_id, names = _names(folder, logged, problems)
         if run_id is not None and run_id != launch_id:
-            names = tuple(name for name in names if name.startswith(run_id))
+            found = tuple(name for name in names if name.startswith(run_id))
+            names = (run_id,) if run_id in names else found
         if names:
             launch = _Launch(folder, names, problems)
             statuses.append(launch.status(launch_id, logged, owner, now_unix_s))

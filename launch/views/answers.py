@@ -22,6 +22,7 @@ from ...calib.answers import (
     Answer,
     Modelled,
     Request,
+    duration_s,
     ended_text,
     format_moment,
     predict_words,
@@ -376,9 +377,8 @@ def _ending(answer: Answer) -> tuple[str, str]:
     ahead = answer.forecast
     has_seconds = ahead.total_s < _SHOW_SECONDS_BELOW_S
     if (ended := answer.ended) is not None:
-        took_s = max(0.0, ended.end_unix_s - (ahead.now_unix_s - ahead.elapsed_s))
         text = ended_text(ended, has_seconds=has_seconds)
-        return text[0].upper() + text[1:], f"{format_time(took_s)} in all"
+        return text[0].upper() + text[1:], f"{format_time(duration_s(ended, ahead))} in all"
     if not answer.has_finish:
         return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
     now = ahead.now_unix_s

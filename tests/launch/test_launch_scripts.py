@@ -10,7 +10,7 @@ from forerun.calib.arguments.launchers import ranks_of
 from forerun.calib.arguments.megatron_command import config_from_command, split_launcher
 from forerun.calib.errors import ConfigError
 from forerun.launch.cli import main
-from forerun.launch.options.config_files import inner_launch_line
+from forerun.launch.options.launch_scripts import inner_launch_line
 
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=2

@@ -12,14 +12,22 @@ import pytest
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parents[2] / "support" / "expert_loops.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "runs" / "launched_loop.py"
 WORDS = "--calibrate --calibrate-steps=6 --calibrate-wandb=off --calibrate-total-steps=24"
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_experts_have_an_end_and_layouts(tmp_path: Path, kind: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(SCRIPT), kind, *WORDS.split()]
+    command += [
+        "--nproc-per-node",
+        "2",
+        str(SCRIPT),
+        kind,
+        "--experts",
+        "--steps=24",
+        *WORDS.split(),
+    ]
     # Not a fork of a process with torch: threads of transformers do not survive one.
     done = subprocess.run(
         [*command, f"--calibrate-dir={tmp_path / 'out'}"],
