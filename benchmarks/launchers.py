@@ -90,7 +90,9 @@ class Outcome:
         """Return the last four columns."""
         lines = [line for line in self.log.splitlines() if line.startswith("[forerun]")]
         has_end = any(re.match(r"\[forerun\] end(s|ed) ", line) for line in lines)
-        has_layouts = any(re.match(r"\[forerun\] (faster|slower)", line) for line in lines)
+        has_layouts = any(
+            re.match(r"\[forerun\] (next time )?(perhaps )?faster", line) for line in lines
+        )
         why = next((line for line in lines if _WHY.match(line)), "")
         if self.returncode:
             errors = [line for line in self.log.splitlines() if re.match(r"\S*Error\b", line)]
