@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -171,23 +172,27 @@ def scores(predictions: pd.DataFrame) -> Sequence[str]:
     return (str(len(predictions)), *(f"{means[name]:.1f}" for name in names))
 
 
+def scored_line(line: Line, folder: Path) -> pd.DataFrame:
+    """Return the scored rows of a line; none if its table does not support its protocol."""
+    predictions = scored_rows(line.rows(_read(folder, line.table)), line.protocol, seeds=[0])
+    if len(predictions):
+        predictions = predictions[predictions["group"].str.endswith(line.scored)]
+    return predictions
+
+
+@cache
+def _read(folder: Path, table: str) -> pd.DataFrame:
+    path = folder / f"{table}.csv.gz"
+    return read_published(read_frame(path), path.name)
+
+
 def table(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield one row of text for each requested line that its table supports."""
-    read: dict[str, pd.DataFrame] = {}
     for line in LINES:
-        if names and not any(line.name.startswith(name) for name in names):
-            continue
-        if line.table not in read:
-            path = folder / f"{line.table}.csv.gz"
-            read[line.table] = read_published(read_frame(path), path.name)
-        predictions = scored_rows(line.rows(read[line.table]), line.protocol, seeds=[0])
-        predictions = (
-            predictions[predictions["group"].str.endswith(line.scored)]
-            if len(predictions)
-            else predictions
-        )
-        if len(predictions):
-            yield line.name, line.protocol, *scores(predictions)
+        if not names or any(line.name.startswith(name) for name in names):
+            predictions = scored_line(line, folder)
+            if len(predictions):
+                yield line.name, line.protocol, *scores(predictions)
 
 
 def main() -> None:

@@ -20,8 +20,9 @@ from forerun.calib.validation import (
     step_folds,
 )
 
-LEAVE_GROUP, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT, MORE_NODES = (
+LEAVE_GROUP, LEAVE_FAMILY, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT, MORE_NODES = (
     "leave_group",
+    "leave_family",
     "leave_width",
     "leave_depth",
     "leave_release",
@@ -31,6 +32,7 @@ LEAVE_GROUP, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT, MORE_NODES = (
 STEP_PROTOCOLS = {
     **PROTOCOLS["steps"],
     LEAVE_GROUP: "a machine with rows of two models, numbers of GPUs or batches or more",
+    LEAVE_FAMILY: "a machine with rows of two pairs of tp and pp or more",
     LEAVE_WIDTH: "a machine with rows of two hidden sizes or more",
     LEAVE_DEPTH: "a machine with rows of one hidden size and two depths or more",
     LEAVE_RELEASE: "a machine with rows of two releases of its framework or more",
@@ -95,6 +97,7 @@ def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
 
 _KEYS: dict[str, Callable[[StepRow], str]] = {
     LEAVE_GROUP: lambda row: row.group,
+    LEAVE_FAMILY: lambda row: f"tp{row.config.parallelism.tp} pp{row.config.parallelism.pp}",
     LEAVE_WIDTH: lambda row: row.width,
     LEAVE_DEPTH: lambda row: f"{row.width} L{row.config.model.num_layers}",
     LEAVE_RELEASE: lambda row: row.config.framework,
