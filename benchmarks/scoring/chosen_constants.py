@@ -70,7 +70,8 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.layouts: _LEAST_S _RUN
         steps.model: _ROUNDING
         steps.operator_tables: _MAX_ROWS
-        steps.posterior: SLOPE_STEP _NUM_DISCREPANCIES _WILD_ROUNDS LEVEL_SIGMA_LOG
+        steps.posterior: SLOPE_STEP _WIDE_SPREADS _WIDE_STEPS _NUM_DISCREPANCIES _WILD_ROUNDS
+        steps.posterior: LEVEL_SIGMA_LOG
         steps.priced_items: _FASTEST_S _INSIDE_S
         steps.operator_tables: _MAX_TRANSFER_ROWS
         regressors.robust: _ALIKE _ALIKE_FRAC _BITS

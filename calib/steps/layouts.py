@@ -143,20 +143,27 @@ class Layouts:
         """Return the steps of all groups of layouts."""
         return self._timed(theta, self.block_effects @ self._effects(theta), run)
 
-    def slopes(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
+    def slopes(
+        self, theta: Floats, step: float, *, global_steps: Floats | None = None
+    ) -> tuple[list[GroupTimes], Floats]:
         """Return the steps at ``theta``, first alternative, and the derivatives of their logs.
 
-        The derivatives have shape (layouts, constants). Effects on the same layers share one.
+        The derivatives have shape (layouts, constants). Effects on the same layers share one. Each
+        constant is moved by ``step``, or those of the machine and of families by ``global_steps``.
         """
-        groups, columns = self._moved(theta, step)
+        number = self._num_global
+        steps = np.full(number + 1, step)
+        steps[:number] = step if global_steps is None else global_steps[:number]
+        groups, columns = self._moved(theta, steps)
         logs = np.log(step_times(self.compiled, groups)) + self.growth_log(columns)
-        slopes = self._by_constant(logs, step, self.has_effect)
+        slopes = self._by_constant(logs, steps, self.has_effect)
         return groups, np.hstack([slopes, self.has_release])
 
     def term_slopes(self, theta: Floats, step: float) -> list[TermSlopes]:
         """Return each layout's step by terms with their derivatives; steps and the sums of
         derivatives equal those of ``slopes``."""
-        groups, columns = self._moved(theta, step)
+        steps = np.full(self._num_global + 1, step)
+        groups, columns = self._moved(theta, steps)
         growth, items_s = np.exp(self.growth_log(columns)), self.priced.time_s(columns)
         out: dict[int, TermSlopes] = {}
         for group in groups:
@@ -166,7 +173,7 @@ class Layouts:
                 values = np.stack(list(times_s.values()))
                 grown_s = float(group.total_s[row, 0] * growth[place, 0])
                 releases = np.array([[term is Term.NODES] for term in times_s]) * grown_s
-                slopes = self._by_constant(values, step, self.has_effect[place])
+                slopes = self._by_constant(values, steps, self.has_effect[place])
                 out[place] = TermSlopes(
                     terms=tuple(times_s),
                     time_s=values[:, 0],
@@ -174,20 +181,20 @@ class Layouts:
                 )
         return [out[place] for place in range(len(out))]
 
-    def _moved(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
+    def _moved(self, theta: Floats, steps: Floats) -> tuple[list[GroupTimes], Floats]:
         """Return the steps at ``theta``, with each constant and with all effects moved, and the
-        constants."""
+        constants. ``steps`` has one for each constant and one for the effects."""
         number = self._num_global
         columns = np.repeat(theta[:, np.newaxis], number + 2, axis=1)
-        columns[:number, 1:-1] += step * np.eye(number)
+        columns[:number, 1:-1] += np.diag(steps[:-1])
         work = np.repeat((self.block_effects @ self._effects(theta))[:, np.newaxis], number + 2, 1)
-        work[:, -1] += step * self.block_effects.max(axis=1, initial=0.0)
+        work[:, -1] += steps[-1] * self.block_effects.max(axis=1, initial=0.0)
         return self._timed(columns, work, _RUN), columns
 
-    def _by_constant(self, values: Floats, step: float, has_effect: Floats) -> Floats:
+    def _by_constant(self, values: Floats, steps: Floats, has_effect: Floats) -> Floats:
         """Return the derivatives by all constants but the releases, shape (rows, constants), of
         values with each constant moved, shape (rows, alternatives)."""
-        slopes = (values[:, 1:] - values[:, :1]) / step
+        slopes = (values[:, 1:] - values[:, :1]) / steps
         return np.hstack([slopes[:, :-1], slopes[:, -1:] * has_effect])
 
     def items_s(self, theta: Floats) -> Floats:

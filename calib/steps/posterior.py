@@ -42,6 +42,9 @@ _DISCREPANCY_SPREADS_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = (0.3, 1.0), 4, 53
 """Prior deviations of the discrepancy's log below and above its usual value, the number of
 deviations on the grid, and the number of grid values. Large misses are evidence; a good fit of few
 layouts may be chance, with as many constants to fit them."""
+_WIDE_SPREADS, _WIDE_STEPS = 2.0, 4
+"""Prior deviations over which each constant is moved for wide slopes, and the number of steps along
+them before exact slopes decide."""
 _WEIGHT = 5.0
 """Residuals that the prior of a deviation is worth."""
 _WILD_FRAC, _WILD_TIMES = 0.02, 4.0
@@ -129,8 +132,7 @@ def posterior_of(
     """
     evidence = _Evidence.of(layouts, known, is_level_free=is_level_free)
     at = evidence.memoized_at()
-    centre = np.zeros(len(evidence.constants))
-    mode = _mode(evidence, at, centre, evidence.covariance(MODEL_SIGMA_LOG))
+    mode = _likeliest_mode(evidence, at, evidence.covariance(MODEL_SIGMA_LOG))
     sigma = _discrepancy_sigma(evidence, mode)
     _, extra_variance = _outlier_weights(*_marginal(evidence, mode, sigma))
     noise = evidence.covariance(sigma) + np.diag(extra_variance)
@@ -154,6 +156,8 @@ class _Mode:
     """The maximum posterior and its neighbourhood."""
 
     theta: Floats
+    cost: float
+    """Sum of squares of the standardised residuals and constants."""
     residuals: Floats
     """Measured minus modelled log times, shape (rows,)."""
     slopes: Floats
@@ -206,15 +210,19 @@ class _Evidence:
         """Return the covariance of the steps given the constants, shape (rows, rows)."""
         return sigma**2 * self.alike + np.diag(self.measurement_sigma**2)
 
-    def at(self, theta: Floats) -> tuple[Floats, Floats]:
-        """Return log times and their derivatives: both cost hardly more than either."""
+    def at(self, theta: Floats, *, is_wide: bool = False) -> tuple[Floats, Floats]:
+        """Return log times and their derivatives: both cost hardly more than either.
+
+        With ``is_wide`` the derivatives are means over two prior deviations upwards.
+        """
         number = len(self.layouts.constants)
-        groups, slopes = self.layouts.slopes(theta[:number], SLOPE_STEP)
+        wide = _WIDE_SPREADS * self.layouts.sigma_log if is_wide else None
+        groups, slopes = self.layouts.slopes(theta[:number], SLOPE_STEP, global_steps=wide)
         logs = np.log(step_times(self.layouts.compiled, groups)[:, 0])
         logs += self.layouts.growth_log(theta[:number, np.newaxis])[:, 0]
         return logs + self.is_at @ theta[number:], np.hstack([slopes, self.is_at])
 
-    def memoized_at(self) -> At:
+    def memoized_at(self, *, is_wide: bool = False) -> At:
         """Return ``at`` with the result of the last point cached."""
         newest: dict[bytes, tuple[Floats, Floats]] = {}
 
@@ -222,13 +230,26 @@ class _Evidence:
             key = theta.tobytes()
             if key not in newest:
                 newest.clear()
-                newest[key] = self.at(theta)
+                newest[key] = self.at(theta, is_wide=is_wide)
             return newest[key]
 
         return at
 
 
-def _mode(evidence: _Evidence, at: At, start: Floats, noise: Floats) -> _Mode:
+def _likeliest_mode(evidence: _Evidence, at: At, noise: Floats) -> _Mode:
+    """Return the likelier mode of two starts: the priors' centres, and where wide slopes lead.
+
+    A cost that another hides at the centres has no slope there, and would never appear.
+    """
+    centre, wide_at = np.zeros(len(evidence.constants)), evidence.memoized_at(is_wide=True)
+    far = _mode(evidence, wide_at, centre, noise, most_steps=_WIDE_STEPS)
+    modes = [_mode(evidence, at, start, noise) for start in (centre, far.theta)]
+    return min(modes, key=lambda mode: mode.cost)
+
+
+def _mode(
+    evidence: _Evidence, at: At, start: Floats, noise: Floats, *, most_steps: int = 20
+) -> _Mode:
     spread, measured = evidence.sigma_log, evidence.measured_log
     whiten = np.linalg.inv(np.linalg.cholesky(noise))
 
@@ -245,13 +266,15 @@ def _mode(evidence: _Evidence, at: At, start: Floats, noise: Floats) -> _Mode:
         spread=spread,
         loss="linear",
         tolerance=1e-5,
-        most_steps=20,
+        most_steps=most_steps,
     )
     log_time, slopes = at(theta)
     scaled = whiten @ slopes
     covariance = np.linalg.inv(scaled.T @ scaled + np.diag(spread**-2))
+    misses = residuals(theta)
     return _Mode(
         theta=theta,
+        cost=float(misses @ misses),
         residuals=measured - log_time,
         slopes=slopes,
         covariance=0.5 * (covariance + covariance.T),

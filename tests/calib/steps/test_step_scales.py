@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from step_fixtures import timed
 from tiny_shape import of_width
 
 from forerun.calib.errors import ConfigError
@@ -335,3 +336,25 @@ def test_of_two_steps_that_disagree_both_count() -> None:
     lower = errors([one, replace(other, measured_s=1.5 * other.measured_s)], [rest])[0]
     assert higher == pytest.approx(lower, abs=0.07)
     assert 0.1 < higher < 0.4
+
+
+def test_a_cost_that_another_hides_at_the_centre_is_found() -> None:
+    """A host at four times the usual floor: at the usual one no launch of these layers shows."""
+    rows = [short(row(hidden=1024, micro=micro, m=m), 256) for micro in (1, 2, 4) for m in (8, 16)]
+    layouts = layouts_of(configs(rows), BASE)
+    theta = np.zeros((len(layouts.constants), 1))
+    floor = layouts.constants.index((SCALE, "floor"))
+    assert layouts.slopes(theta[:, 0], 1e-4)[1][:, floor].max() < 0.01
+    theta[floor] = math.log(4.0)
+    measured = timed(rows, np.exp(layouts.log_time(theta))[:, 0])
+    posterior = fitted(measured).posterior
+    assert posterior is not None
+    assert posterior.theta[floor] == pytest.approx(math.log(4.0), abs=0.2)
+    between, others = measured[2:4], [*measured[:2], *measured[4:]]
+    assert np.abs(errors(others, between)).max() < 0.02
+
+
+def short(one: StepRow, seq_length: int) -> StepRow:
+    """The row at another sequence length."""
+    model = replace(one.config.model, seq_length=seq_length)
+    return replace(one, config=replace(one.config, model=model))
