@@ -32,7 +32,15 @@ from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, un
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
-from .scales import BOOST, FLOOR, GROWTH, UNMODELLED, effects_of, releases_of
+from .scales import (
+    BOOST,
+    EFFECT_SIGMA_LOG,
+    FLOOR,
+    GROWTH,
+    UNMODELLED,
+    effects_of,
+    releases_of,
+)
 from .slices import layout_slices
 
 ERROR_INFLATION = 1.8124611228 / Z_90
@@ -312,9 +320,18 @@ class FittedSteps:
             # The priors are those of some release, whichever it is.
             learned |= {one for one in layouts.releases if one[0] != UNMODELLED}
         fresh = [place for name, place in places.items() if name not in learned]
-        logs.append(slopes[:, fresh] * layouts.sigma_log[fresh])
+        narrowed = [self._narrowing(layouts.constants[place]) for place in fresh]
+        logs.append(slopes[:, fresh] * layouts.sigma_log[fresh] / narrowed)
         names += [_label(layouts.constants[place]) for place in fresh]
         return _Errors(names=tuple(names), logs=np.hstack(logs))
+
+    def _narrowing(self, constant: Constant) -> float:
+        """Return the factor, at most 1, by which the fit of the known steps narrows the prior of a
+        constant that none of them has, to be undone: it says nothing of layers of another width."""
+        if self.posterior is None or constant[0] not in EFFECT_SIGMA_LOG:
+            return 1.0
+        is_width_known = ("width", *constant[1:3], 0, 0) in self.posterior.constants
+        return 1.0 if is_width_known else min(1.0, self.posterior.spread_factor)
 
     def _unseen(self, layouts: Layouts, slopes: Floats) -> Floats:
         """Return the log change of each step if transfers between nodes that no known layout has

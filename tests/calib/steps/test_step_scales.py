@@ -25,7 +25,7 @@ from forerun.calib.steps.known_steps import (
 from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.steps.priced_items import FAMILY, SCALE
-from forerun.calib.steps.scales import Effect, effects_of
+from forerun.calib.steps.scales import EFFECT_SIGMA_LOG, Effect, effects_of
 from forerun.calib.steps.step_tables import design, expected_sigma_log
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluation import evaluate, step_times
@@ -358,3 +358,16 @@ def short(one: StepRow, seq_length: int) -> StepRow:
     """The row at another sequence length."""
     model = replace(one.config.model, seq_length=seq_length)
     return replace(one, config=replace(one.config, model=model))
+
+
+def test_a_close_fit_of_one_width_does_not_narrow_the_prior_of_another() -> None:
+    """Layers of other widths are off by draws from the prior of an effect; 36 steps fit exactly."""
+    known = fitted(planted(ROWS, 1.1, 1.2))
+    assert known.posterior is not None and known.posterior.spread_factor < 0.5
+    widths = (2048, 3072, 6144, 8192)
+    others = [row(hidden=hidden, tp=tp, micro=4) for hidden in widths for tp in (1, 2)]
+    truth = np.array([one.measured_s for one in planted(others, 1.1, 1.2)])
+    found, generator = known.predict(configs(others)), np.random.default_rng(58)
+    off = np.exp(generator.normal(0.0, EFFECT_SIGMA_LOG["width"], (200, len(widths))))
+    measured = truth * np.repeat(off, 2, axis=1)
+    assert ((found.low_s <= measured) & (measured <= found.high_s)).mean() > 0.88
