@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..regressors import Z_90, clip_residuals, drawn_sigma_log, shrunk_sigma_log
 from ..workload import Collective, CollectiveCall, GroupRole
-from .curves import Curve, Expected, Law, Samples, fit_curve
+from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
     extrapolated_log_time,
     is_comparable,
@@ -44,7 +44,7 @@ from .groups import (
 )
 from .nccl_tuner import TunedTime
 from .once_per_node import as_all_to_all
-from .systems import NetworkPrior
+from .systems import LATENCY_SIGMA_LOG, NetworkPrior
 from .topology import Rate, fit_topology
 
 Vector = NDArray[np.float64]
@@ -54,6 +54,9 @@ bandwidth from the device's prior, of one group's from the machine's, and of a t
 figures alone."""
 _MOST_COMPARED = 32
 """Payloads at which a group is compared with its stand-in."""
+_SHORT_NBYTES = 2**14
+"""Payload up to which a transfer in a node is latency alone: NCCL's LL sends 8 KiB per channel at
+once."""
 _TELLING_SHARE = 0.5
 """Share of the full bandwidth from which a payload is used to fit link rates."""
 _MOVED_FRAC = 0.5
@@ -330,7 +333,8 @@ def _is_strange(seen: Group, wanted: Group) -> bool:
 
 
 def fitted_nodes(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkPrior:
-    """Return the prior with the topology and rates fitted to the largest payloads."""
+    """Return the prior with the topology and rates fitted to the largest payloads, and the latency
+    of a step in a node to the shortest."""
     if prior.links is None:
         return prior
     rates = (_rate(group, curve) for group, curve in curves.items())
@@ -347,7 +351,31 @@ def fitted_nodes(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkP
         node_bytes_per_s=fitted.node_bytes_per_s,
         network_bytes_per_s=fitted.card_bytes_per_s,
     )
-    return replace(prior, links=links)
+    return _with_steps(curves, replace(prior, links=links))
+
+
+def _with_steps(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkPrior:
+    """Return the prior with a launch and a step in a node as rings of several lengths have them:
+    their shortest times are a line over their steps."""
+    times_s = {
+        group: curve.least_time_s
+        for group, curve in curves.items()
+        if group.num_nodes == 1
+        and group.collective in RINGS
+        and curve.log_nbytes[0] <= np.log(_SHORT_NBYTES)
+    }
+    if not times_s:
+        return prior
+    steps = [ring_steps(group.collective, group.num_ranks) for group in times_s]
+    law = fit_law(
+        np.ones(len(steps)),
+        np.array(steps, dtype=np.float64),
+        np.log([*times_s.values()]),
+        np.ones(len(steps)),
+        Law(fixed_s=prior.base_s, byte_s=prior.step_s),
+        sigma_log=LATENCY_SIGMA_LOG,
+    )
+    return replace(prior, base_s=law.fixed_s, step_s=law.byte_s)
 
 
 def _rate(group: Group, curve: Curve) -> Rate | None:

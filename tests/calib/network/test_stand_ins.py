@@ -38,6 +38,24 @@ def test_a_pair_with_a_bridge_tells_of_pcie_beyond_it() -> None:
     assert 2.0**28 / np.exp(transfers.log_time[0]) == pytest.approx(15.8e9, rel=0.15)
 
 
+@pytest.mark.parametrize("step_us", [0.5, 2.0])
+def test_a_step_is_as_long_as_groups_of_two_lengths_say(step_us: float) -> None:
+    """Rings of two and of four ranks tell what a step takes where it is not the 0.75 us of the
+    device's prior: those of eight have the launch and their own steps."""
+    launch_us = 6.0
+    rings = {Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.ALL_REDUCE: 2}
+    samples = {
+        _group(way, n): _samples(
+            1e-6 * (launch_us + passes * (n - 1) * step_us) + passes * (n - 1) / n * NBYTES / 350e9
+        )
+        for way, passes in rings.items()
+        for n in (2, 4)
+    }
+    model = fit_transfers(samples, network_prior("NVIDIA H100 80GB HBM3"))
+    transfers = model.estimate(_group(Collective.ALL_GATHER, 8), np.array([1024.0]))
+    assert 1e6 * np.exp(transfers.log_time[0]) == pytest.approx(launch_us + 7 * step_us, rel=0.08)
+
+
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_latency_of_another_collective_is_half_its_own(factor: float) -> None:
     """Small gathers that take so many times what NCCL expects say half as much of all-reduces; of
