@@ -20,6 +20,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         network.collective_times: _SHORT_NBYTES
         network.extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
     "data sheets, specifications and measurements of others": """
+        network.once_per_node: _LATENCY_S
         steps.base_times: _MMA_FRAC
         network.cluster: SLOT_BYTES_PER_S _C2C _SHARED_C2C
         network.cluster: _SLOT_GENERATIONS
@@ -58,6 +59,7 @@ NOT_CHOSEN: Mapping[str, str] = {
     "rounding, and bounds of searches": """
         network.curves: _ITERATIONS _LARGEST_STEP_LOG _LEAST_STEP_LOG _FAR_LOG_NBYTES
         network.collective_times: _MOST_COMPARED
+        network.extrapolation: _LARGE_NBYTES
         fit.calibration: _LEAST_SIGMA_LOG _TOUCHING_OCTAVES
         fit.pools: _DECIMALS
         fit.rates: _LEAST _MOST_ROWS

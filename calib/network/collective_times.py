@@ -23,6 +23,7 @@ from ..regressors import Z_90, clip_residuals, drawn_sigma_log, shrunk_sigma_log
 from ..workload import Collective, CollectiveCall, GroupRole
 from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
+    against_ring_frac,
     extrapolated_log_time,
     is_comparable,
     is_family,
@@ -42,8 +43,8 @@ from .groups import (
     octaves_between,
     ring_steps,
 )
-from .nccl_tuner import TunedTime
-from .once_per_node import as_all_to_all
+from .nccl_tuner import LinkClass, TunedTime
+from .once_per_node import as_all_to_all, unmeasured_exchange_s
 from .systems import LATENCY_SIGMA_LOG, NetworkPrior
 from .topology import Rate, fit_topology
 
@@ -119,7 +120,9 @@ class CollectiveModel:
             return self._measured(group, logs)
         if group.num_chosen and not any(seen.num_chosen for seen in self.groups):
             plain, share = as_all_to_all(group)
-            return self.estimate(plain, share * nbytes)
+            transfers = self.estimate(plain, share * nbytes)
+            time_s = unmeasured_exchange_s(group, np.exp(transfers.log_time))
+            return replace(transfers, log_time=np.log(time_s))
         nearest = _nearest(group, self.groups)
         if nearest is None and (transfers := self._moved(group, nbytes)) is not None:
             return transfers
@@ -337,7 +340,7 @@ def fitted_nodes(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkP
     of a step in a node to the shortest."""
     if prior.links is None:
         return prior
-    rates = (_rate(group, curve) for group, curve in curves.items())
+    rates = (_rate(group, curve, prior.links) for group, curve in curves.items())
     fitted = fit_topology(
         [rate for rate in rates if rate is not None],
         prior.links.topology,
@@ -378,9 +381,10 @@ def _with_steps(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkPr
     return replace(prior, base_s=law.fixed_s, step_s=law.byte_s)
 
 
-def _rate(group: Group, curve: Curve) -> Rate | None:
-    """Return the rate of the largest payload over the links of a rank or out of a node; None for
-    sends, which one channel may bound, and for exchanges that are forwarded inside nodes."""
+def _rate(group: Group, curve: Curve, links: LinkClass) -> Rate | None:
+    """Return the rate of the largest payload over the links of a rank or out of a node, as of a
+    ring; None for sends, which one channel may bound, and for exchanges that are forwarded inside
+    nodes."""
     nbytes = float(np.exp(curve.log_nbytes[-1]))
     if group.num_chosen or group.collective in PAIRS or curve.top_share() < _TELLING_SHARE:
         return None
@@ -388,6 +392,8 @@ def _rate(group: Group, curve: Curve) -> Rate | None:
     is_far = group.num_nodes > 1
     if is_far and group.collective is Collective.ALL_TO_ALL:
         factor = (1.0 - 1.0 / group.num_nodes) * group.ranks_per_node
+    elif is_far:
+        factor *= against_ring_frac(group, links)
     time_s = float(np.exp(curve.log_time(curve.log_nbytes[-1:]))[0])
     return Rate(
         ranks_per_node=group.ranks_per_node,

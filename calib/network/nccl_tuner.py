@@ -129,6 +129,9 @@ _CARD_CHANNELS = 4
 _ONE_CHANNEL_FRAC = 0.6
 """Share of a 400 Gb/s card that one queue reaches: 25 GB/s of the 41 that two move (nccl-tests on
 H100)."""
+_PAIRED_NODES = frozenset({Architecture.HOPPER, Architecture.BLACKWELL})
+"""Architectures whose trees halve the bytes between two nodes; A100 reduce there as fast as they
+gather (Polaris, nccl-tests)."""
 _OTHER_JOINTS: Mapping[Architecture, tuple[GpuInterconnect, ...]] = {
     Architecture.VOLTA: (GpuInterconnect.CUBE,),
     Architecture.AMPERE: (GpuInterconnect.MESH,),
@@ -167,6 +170,20 @@ class LinkClass:
         if group.num_nodes == 1:
             return self.node_bytes_per_s * self.topology.node_share(group.num_ranks)
         return min(self.node_bytes_per_s, self.card_bytes_per_s(group) * group.ranks_per_node)
+
+    def tree_bytes_per_s(self, group: Group) -> float:
+        """Return the bandwidth of a tree: as of a ring, but twice that of the cards between two
+        nodes since Hopper.
+
+        Each half of the payload then crosses the network once up one of two trees and once down,
+        where a ring sends nearly twice the payload; over more nodes both send as much. Two nodes of
+        two and four H100 reduce 1.64 times as fast as four nodes (meta-pytorch/autoparallel, table
+        of NCCL 2.27.5).
+        """
+        bus = self.bus_bytes_per_s(group)
+        if group.num_nodes == 2 and self.generation in _PAIRED_NODES:
+            return min(self.node_bytes_per_s, 2.0 * bus)
+        return bus
 
     def card_bytes_per_s(self, group: Group) -> float:
         """Return each rank's share of the rate of its node's cards, in a group."""
@@ -298,7 +315,7 @@ def _ring(group: Group, link: LinkClass, protocol: Protocol) -> TunedCost:
 
 def _tree(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> TunedCost:
     channel = _TREE_CHANNEL[link.generation][min(group.num_nodes, 3) - 1]
-    bus = min(0.92 * link.bus_bytes_per_s(group), link.num_channels * channel)
+    bus = min(0.92 * link.tree_bytes_per_s(group), link.num_channels * channel)
     if protocol is Protocol.LL:
         bus = min(bus / 3.8, _ll_bytes_per_s(group, link))
     elif protocol is Protocol.LL128:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples, Vector
@@ -115,3 +117,61 @@ def test_where_nothing_was_measured_another_machine_says_half_of_what_it_differs
     assert (far_only.estimate(pair, NBYTES).octaves == np.inf).all()
     cpu = replace(fit_transfers({}, network_prior("cpu")), like=fit_transfers(there, A100))
     assert (cpu.estimate(pair, NBYTES).octaves == np.inf).all()
+
+
+# Bytes/s of a large payload by nodes and H100 on each (meta-pytorch/autoparallel,
+# cost_models/h100_nvswitch_roce_400g.py, NCCL 2.27.5).
+PUBLISHED = {
+    Collective.ALL_REDUCE: {
+        (2, 2): 88.5e9,
+        (4, 2): 54.0e9,
+        (8, 2): 50.6e9,
+        (2, 4): 165.2e9,
+        (4, 4): 101.0e9,
+        (16, 4): 94.7e9,
+    },
+    Collective.ALL_GATHER: {
+        (2, 2): 115.9e9,
+        (8, 2): 99.1e9,
+        (2, 4): 209.7e9,
+        (16, 4): 199.4e9,
+        (32, 4): 194.7e9,
+    },
+}
+
+
+@pytest.mark.parametrize("per_node", [2, 4])
+@pytest.mark.parametrize("way", list(PUBLISHED))
+def test_more_nodes_follow_from_two(way: Collective, per_node: int) -> None:
+    """Trees between two nodes send half of what rings and other trees do."""
+    rates = {k: rate for k, rate in PUBLISHED[way].items() if k[1] == per_node}
+    two = _group(way, 2 * per_node, 2)
+    prior = network_prior("NVIDIA H100 80GB HBM3")
+    model = fit_transfers({two: _samples(20e-6 + NBYTES / rates[2, per_node])}, prior)
+    nbytes = np.array([2.0**32])
+    for (nodes, _), rate in rates.items():
+        log_time = model.estimate(_group(way, nodes * per_node, nodes), nbytes).log_time
+        assert nbytes / np.exp(log_time) == pytest.approx(rate, rel=0.1)
+
+
+@given(
+    way=st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL]),
+    per_node=st.sampled_from([1, 2, 4, 8]),
+    seen=st.sampled_from([2, 4]),
+    rate=st.floats(0.3, 1.5),
+    log_nbytes=st.floats(20.0, 33.0),
+)
+def test_a_measured_group_never_makes_more_nodes_faster(
+    way: Collective, per_node: int, seen: int, rate: float, log_nbytes: float
+) -> None:
+    prior = network_prior("NVIDIA H100 80GB HBM3")
+    assert prior.links is not None
+    group = _group(way, seen * per_node, seen)
+    times = TunedTime(group=group, links=prior.links)(NBYTES) / rate
+    model = fit_transfers({group: _samples(times)}, prior)
+    nbytes = np.array([2.0**log_nbytes])
+    before, after = (
+        model.estimate(_group(way, nodes * per_node, nodes), nbytes).log_time[0]
+        for nodes in (2 * seen, 4 * seen)
+    )
+    assert before <= after + 1e-9
