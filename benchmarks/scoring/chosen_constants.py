@@ -21,6 +21,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         network.extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
     "data sheets, specifications and measurements of others": """
         network.once_per_node: _LATENCY_S
+        network.nccl_tuner: _PAIR_RING_FRAC
         steps.base_times: _MMA_FRAC
         network.cluster: SLOT_BYTES_PER_S _C2C _SHARED_C2C
         network.cluster: _SLOT_GENERATIONS

@@ -393,7 +393,7 @@ def _rate(group: Group, curve: Curve, links: LinkClass) -> Rate | None:
     if is_far and group.collective is Collective.ALL_TO_ALL:
         factor = (1.0 - 1.0 / group.num_nodes) * group.ranks_per_node
     elif is_far:
-        factor *= against_ring_frac(group, links)
+        factor *= against_ring_frac(group, links) / links.pair_frac(group)
     time_s = float(np.exp(curve.log_time(curve.log_nbytes[-1:]))[0])
     return Rate(
         ranks_per_node=group.ranks_per_node,

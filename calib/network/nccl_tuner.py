@@ -132,6 +132,9 @@ H100)."""
 _PAIRED_NODES = frozenset({Architecture.HOPPER, Architecture.BLACKWELL})
 """Architectures whose trees halve the bytes between two nodes; A100 reduce there as fast as they
 gather (Polaris, nccl-tests)."""
+_PAIR_RING_FRAC = 0.92
+"""Share of a card's rate in their ring of two ranks on two nodes: H100 reduce 41.9 and scatter 40.1
+GB/s, and 43 to 46 on 4 to 32 nodes (meta-pytorch/autoparallel, table of NCCL 2.27.5)."""
 _OTHER_JOINTS: Mapping[Architecture, tuple[GpuInterconnect, ...]] = {
     Architecture.VOLTA: (GpuInterconnect.CUBE,),
     Architecture.AMPERE: (GpuInterconnect.MESH,),
@@ -169,7 +172,14 @@ class LinkClass:
         use together."""
         if group.num_nodes == 1:
             return self.node_bytes_per_s * self.topology.node_share(group.num_ranks)
-        return min(self.node_bytes_per_s, self.card_bytes_per_s(group) * group.ranks_per_node)
+        cards = self.card_bytes_per_s(group) * group.ranks_per_node * self.pair_frac(group)
+        return min(self.node_bytes_per_s, cards)
+
+    def pair_frac(self, group: Group) -> float:
+        """Return the share of a card's rate that a ring reaches: below 1 for two ranks on two
+        nodes."""
+        is_pair = group.num_ranks == group.num_nodes == 2
+        return _PAIR_RING_FRAC if is_pair and self.generation in _PAIRED_NODES else 1.0
 
     def tree_bytes_per_s(self, group: Group) -> float:
         """Return the bandwidth of a tree: as of a ring, but twice that of the cards between two

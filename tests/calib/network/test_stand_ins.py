@@ -130,6 +130,7 @@ PUBLISHED = {
         (4, 4): 101.0e9,
         (16, 4): 94.7e9,
     },
+    Collective.REDUCE_SCATTER: {(2, 1): 80.3e9, (4, 1): 57.3e9, (8, 1): 50.4e9},
     Collective.ALL_GATHER: {
         (2, 2): 115.9e9,
         (8, 2): 99.1e9,
@@ -140,8 +141,10 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("per_node", [2, 4])
-@pytest.mark.parametrize("way", list(PUBLISHED))
+@pytest.mark.parametrize(
+    ("way", "per_node"),
+    [(way, n) for way, rates in PUBLISHED.items() for nodes, n in rates if nodes == 2],
+)
 def test_more_nodes_follow_from_two(way: Collective, per_node: int) -> None:
     """Trees between two nodes send half of what rings and other trees do."""
     rates = {k: rate for k, rate in PUBLISHED[way].items() if k[1] == per_node}
@@ -152,6 +155,15 @@ def test_more_nodes_follow_from_two(way: Collective, per_node: int) -> None:
     for (nodes, _), rate in rates.items():
         log_time = model.estimate(_group(way, nodes * per_node, nodes), nbytes).log_time
         assert nbytes / np.exp(log_time) == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize("way", [Collective.REDUCE_SCATTER, Collective.ALL_REDUCE])
+def test_a_pair_of_ranks_does_not_fill_its_cards(way: Collective) -> None:
+    rates = {**PUBLISHED[way], **({(2, 1): 41.9e9} if way is Collective.ALL_REDUCE else {})}
+    model = fit_transfers({}, network_prior("NVIDIA H100 80GB HBM3"))
+    nbytes = np.array([2.0**32])
+    log_time = model.estimate(_group(way, 2, 2), nbytes).log_time
+    assert nbytes / np.exp(log_time) == pytest.approx(rates[2, 1], rel=0.05)
 
 
 @given(
