@@ -367,7 +367,7 @@ def _with_steps(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkPr
         and group.collective in RINGS
         and curve.log_nbytes[0] <= np.log(_SHORT_NBYTES)
     }
-    if not times_s:
+    if not times_s or not prior.base_s:
         return prior
     steps = [ring_steps(group.collective, group.num_ranks) for group in times_s]
     law = fit_law(
