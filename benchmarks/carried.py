@@ -23,8 +23,12 @@ from forerun.benchmarks.published.readers import read_published
 from forerun.calib.units import MIB
 from forerun.launch.known import read_frame
 
-_LARGE_NBYTES = 16 * MIB
-_COLUMNS = ("rows", "protocol", "n", "error", "from 16 MiB", "bias", "covers", "half-width")
+_LARGE_MIB = (16, 64)
+_COLUMNS = (
+    *("rows", "protocol", "n", "error"),
+    *(f"from {size} MiB" for size in _LARGE_MIB),
+    *("bias", "covers", "half-width"),
+)
 _NCCL_TESTS, _VIDUR, _ACESO = "coll_nccltests_public", "coll_vidur", "coll_aceso"
 _IN_NODE, _VTRAIN = "coll_aic_nccl_intranode", "coll_vtrain_allreduce_intranode"
 _POLARIS = r"Polaris README setup \([45]\)"
@@ -46,6 +50,8 @@ class Line:
     """Use every n-th payload of long curves."""
     takes_fallback: bool = False
     """Include rows flagged as a fallback to sockets; on this fabric all are."""
+    prior: str = ""
+    """Device whose prior is used instead of the table's own, as for a device that is not known."""
 
     def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the rows of the canonical table that belong to this line."""
@@ -55,6 +61,8 @@ class Line:
         if self.takes_fallback:
             is_fallback = frame["flag"].str.contains("fallback")
             frame = frame.assign(flag=frame["flag"].where(~is_fallback, ""))
+        if self.prior:
+            frame = frame.assign(device=self.prior)
         return frame[frame.groupby(_CURVE).cumcount() % self.every == 0]
 
 
@@ -148,6 +156,19 @@ LINES = (
         every=10,
     ),
     Line(name="one node, ten systems, two ranks to all", table=_IN_NODE, protocol="pair_to_node"),
+    Line(name="one node, ten systems, fewer ranks to all", table=_IN_NODE, protocol="leave_span"),
+    Line(
+        name="one node, ten systems as if of PCIe, fewer ranks to all",
+        table=_IN_NODE,
+        protocol="leave_span",
+        prior="l40",
+    ),
+    Line(
+        name="one node, ten systems as unknown, fewer ranks to all",
+        table=_IN_NODE,
+        protocol="leave_span",
+        prior="unknown",
+    ),
     Line(name="vTrain, two ranks to all", table=_VTRAIN, protocol="pair_to_node", every=5),
     Line(name="Aceso, two ranks to all", table=_ACESO, protocol="pair_to_node"),
 )
@@ -166,9 +187,10 @@ def scores(predictions: pd.DataFrame) -> Sequence[str]:
         }
     )
     figures["error"] = figures["bias"].abs()
-    figures["large"] = figures["error"].where(predictions["nbytes"] >= _LARGE_NBYTES)
+    for size in _LARGE_MIB:
+        figures[size] = figures["error"].where(predictions["nbytes"] >= size * MIB)
     means = 100 * figures.groupby("group").mean().mean()
-    names = ("error", "large", "bias", "covers", "half_width")
+    names = ("error", *_LARGE_MIB, "bias", "covers", "half_width")
     return (str(len(predictions)), *(f"{means[name]:.1f}" for name in names))
 
 

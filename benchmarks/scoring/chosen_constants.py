@@ -15,15 +15,18 @@ PACKAGES = ("network", "fit", "steps", "regressors")
 NOT_CHOSEN: Mapping[str, str] = {
     "NCCL's tuning.cc and its search for channels": """
         network.nccl_tuner: _BASE_US _HOP_US _POST_US _LL_BYTES_PER_S _LL_NETWORK_BYTES_PER_S
-        _TREE_CHANNEL _NVLS_LEAST_RANKS _SEND_CHANNELS _CHANNEL_SENDS
+        _LL128_CHANNEL _TREE_CHANNEL _NVLS_LEAST_RANKS _SEND_CHANNELS _CHANNEL_SENDS
         _CARD_CHANNELS
+        network.collective_times: _SHORT_NBYTES
         network.extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
     "data sheets, specifications and measurements of others": """
+        network.once_per_node: _LATENCY_S
+        network.nccl_tuner: _PAIR_RING_FRAC
         steps.base_times: _MMA_FRAC
         network.cluster: SLOT_BYTES_PER_S _C2C _SHARED_C2C
         network.cluster: _SLOT_GENERATIONS
         network.systems: _VOLTA _AMPERE _HOPPER _CUT_HOPPER _BLACKWELL _CDNA3 _CDNA4 _FASTER_CARDS
-        _RACK _PRIORS
+        _RACK _PRIORS _LAUNCHES_S LATENCY_SIGMA_LOG
         network.topology: _MESH_PEERS _CUBE_OCTAVES _CARDS _USUAL_GPUS
         fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _AMD _GENERATIONS _OTHER _TF32_YEAR
         fit.laws: _CACHE_NBYTES
@@ -57,6 +60,7 @@ NOT_CHOSEN: Mapping[str, str] = {
     "rounding, and bounds of searches": """
         network.curves: _ITERATIONS _LARGEST_STEP_LOG _LEAST_STEP_LOG _FAR_LOG_NBYTES
         network.collective_times: _MOST_COMPARED
+        network.extrapolation: _LARGE_NBYTES
         fit.calibration: _LEAST_SIGMA_LOG _TOUCHING_OCTAVES
         fit.pools: _DECIMALS
         fit.rates: _LEAST _MOST_ROWS

@@ -93,6 +93,7 @@ _WAYS: Mapping[str, Algorithm] = {
 }
 _PROTOCOLS: Mapping[str, Protocol] = {
     "ll": Protocol.LL,
+    "ll128": Protocol.LL128,
     "simple": Protocol.SIMPLE,
 }
 

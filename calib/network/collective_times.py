@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from ..regressors import Z_90, clip_residuals, drawn_sigma_log, shrunk_sigma_log
 from ..workload import Collective, CollectiveCall, GroupRole
-from .curves import Curve, Expected, Law, Samples, fit_curve
+from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
+    against_ring_frac,
     extrapolated_log_time,
     is_comparable,
     is_family,
@@ -42,9 +43,9 @@ from .groups import (
     octaves_between,
     ring_steps,
 )
-from .nccl_tuner import TunedTime
-from .once_per_node import as_all_to_all
-from .systems import NetworkPrior
+from .nccl_tuner import LinkClass, TunedTime
+from .once_per_node import as_all_to_all, unmeasured_exchange_s
+from .systems import LATENCY_SIGMA_LOG, NetworkPrior
 from .topology import Rate, fit_topology
 
 Vector = NDArray[np.float64]
@@ -54,6 +55,9 @@ bandwidth from the device's prior, of one group's from the machine's, and of a t
 figures alone."""
 _MOST_COMPARED = 32
 """Payloads at which a group is compared with its stand-in."""
+_SHORT_NBYTES = 2**14
+"""Payload up to which a transfer in a node is latency alone: NCCL's LL sends 8 KiB per channel at
+once."""
 _TELLING_SHARE = 0.5
 """Share of the full bandwidth from which a payload is used to fit link rates."""
 _MOVED_FRAC = 0.5
@@ -116,7 +120,9 @@ class CollectiveModel:
             return self._measured(group, logs)
         if group.num_chosen and not any(seen.num_chosen for seen in self.groups):
             plain, share = as_all_to_all(group)
-            return self.estimate(plain, share * nbytes)
+            transfers = self.estimate(plain, share * nbytes)
+            time_s = unmeasured_exchange_s(group, np.exp(transfers.log_time))
+            return replace(transfers, log_time=np.log(time_s))
         nearest = _nearest(group, self.groups)
         if nearest is None and (transfers := self._moved(group, nbytes)) is not None:
             return transfers
@@ -330,10 +336,11 @@ def _is_strange(seen: Group, wanted: Group) -> bool:
 
 
 def fitted_nodes(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkPrior:
-    """Return the prior with the topology and rates fitted to the largest payloads."""
+    """Return the prior with the topology and rates fitted to the largest payloads, and the latency
+    of a step in a node to the shortest."""
     if prior.links is None:
         return prior
-    rates = (_rate(group, curve) for group, curve in curves.items())
+    rates = (_rate(group, curve, prior.links) for group, curve in curves.items())
     fitted = fit_topology(
         [rate for rate in rates if rate is not None],
         prior.links.topology,
@@ -347,12 +354,37 @@ def fitted_nodes(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkP
         node_bytes_per_s=fitted.node_bytes_per_s,
         network_bytes_per_s=fitted.card_bytes_per_s,
     )
-    return replace(prior, links=links)
+    return _with_steps(curves, replace(prior, links=links))
 
 
-def _rate(group: Group, curve: Curve) -> Rate | None:
-    """Return the rate of the largest payload over the links of a rank or out of a node; None for
-    sends, which one channel may bound, and for exchanges that are forwarded inside nodes."""
+def _with_steps(curves: Mapping[Group, Curve], prior: NetworkPrior) -> NetworkPrior:
+    """Return the prior with a launch and a step in a node as rings of several lengths have them:
+    their shortest times are a line over their steps."""
+    times_s = {
+        group: curve.least_time_s
+        for group, curve in curves.items()
+        if group.num_nodes == 1
+        and group.collective in RINGS
+        and curve.log_nbytes[0] <= np.log(_SHORT_NBYTES)
+    }
+    if not times_s or not prior.base_s:
+        return prior
+    steps = [ring_steps(group.collective, group.num_ranks) for group in times_s]
+    law = fit_law(
+        np.ones(len(steps)),
+        np.array(steps, dtype=np.float64),
+        np.log([*times_s.values()]),
+        np.ones(len(steps)),
+        Law(fixed_s=prior.base_s, byte_s=prior.step_s),
+        sigma_log=LATENCY_SIGMA_LOG,
+    )
+    return replace(prior, base_s=law.fixed_s, step_s=law.byte_s)
+
+
+def _rate(group: Group, curve: Curve, links: LinkClass) -> Rate | None:
+    """Return the rate of the largest payload over the links of a rank or out of a node, as of a
+    ring; None for sends, which one channel may bound, and for exchanges that are forwarded inside
+    nodes."""
     nbytes = float(np.exp(curve.log_nbytes[-1]))
     if group.num_chosen or group.collective in PAIRS or curve.top_share() < _TELLING_SHARE:
         return None
@@ -360,6 +392,8 @@ def _rate(group: Group, curve: Curve) -> Rate | None:
     is_far = group.num_nodes > 1
     if is_far and group.collective is Collective.ALL_TO_ALL:
         factor = (1.0 - 1.0 / group.num_nodes) * group.ranks_per_node
+    elif is_far:
+        factor *= against_ring_frac(group, links) / links.pair_frac(group)
     time_s = float(np.exp(curve.log_time(curve.log_nbytes[-1:]))[0])
     return Rate(
         ranks_per_node=group.ranks_per_node,

@@ -38,6 +38,8 @@ _MOST_BASE_FRAC = 0.9
 _TREE_BASE_S = 6.8e-6
 _TREE_LOCAL_HOP_S = 0.6e-6
 """LL latencies from NCCL's cost model: the base, and a hop inside a node."""
+_LARGE_NBYTES = np.array([2.0**40])
+"""A payload of which only bandwidth counts."""
 _HOP_RANGE_S = (0.5e-6, 50e-6)
 """Bounds of a hop's time: the shortest time of a curve that begins at large payloads does not
 measure one."""
@@ -90,6 +92,8 @@ def extrapolated_log_time(
             return by_ratio
         return _drawn_to_nccl(by_ratio, wanted, nbytes, links)
     if seen.collective is Collective.ALL_REDUCE and Algorithm.TREE not in links.without:
+        # Large payloads may take a tree between two nodes, and a ring between more.
+        ring_s = ring_s / against_ring_frac(seen, links) * against_ring_frac(wanted, links)
         ring_s = np.minimum(ring_s, _tree(curve, seen, wanted, nbytes, links))
     return np.log(ring_s)
 
@@ -122,6 +126,18 @@ def _against_ring(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
         return np.ones(len(nbytes))
     least = np.min([cost.time_s(nbytes) for cost in rings], axis=0)
     return np.min([cost.time_s(nbytes) for cost in costs.values()], axis=0) / least
+
+
+def against_ring_frac(group: Group, links: LinkClass) -> float:
+    """Return NCCL's expected time of a large payload over that of a ring: below 1 if a tree between
+    two nodes is faster.
+
+    >>> from .systems import network_prior
+    >>> group = Group(collective=Collective.ALL_REDUCE, num_ranks=8, num_nodes=2)
+    >>> round(against_ring_frac(group, network_prior("h100").links), 2)
+    0.62
+    """
+    return float(_against_ring(group, _LARGE_NBYTES, links)[0])
 
 
 def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:

@@ -53,13 +53,10 @@ class Algorithm(Enum):
 
 
 class Protocol(Enum):
-    """Protocols: flags in every 8 bytes (LL), or fences (Simple).
-
-    NCCL's third, flags in every 128 bytes, is not priced: that makes no public table's error
-    larger.
-    """
+    """Protocols: flags in every 8 bytes (LL), in every 128 bytes (LL128), or fences (Simple)."""
 
     LL = "ll"
+    LL128 = "ll128"
     SIMPLE = "simple"
 
 
@@ -68,22 +65,24 @@ GATHERS = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
 """Collectives that are each other's reverse, with the same algorithms."""
 _BASE_US: Mapping[Option, float] = {
     (Algorithm.TREE, Protocol.LL): 6.8,
+    (Algorithm.TREE, Protocol.LL128): 14.0,
     (Algorithm.TREE, Protocol.SIMPLE): 8.4,
     (Algorithm.RING, Protocol.LL): 6.6,
+    (Algorithm.RING, Protocol.LL128): 14.0,
     (Algorithm.RING, Protocol.SIMPLE): 8.4,
     (Algorithm.NVLS, Protocol.SIMPLE): 0.0,
 }
 """``baseLat`` of NCCL's tuning.cc: microseconds before the first hop."""
-_HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float]] = {
-    (Wire.NVLINK, Algorithm.TREE): (0.6, 4.0),
-    (Wire.NVLINK, Algorithm.RING): (0.6, 3.4),
-    (Wire.NVLINK, Algorithm.NVLS): (0.0, 25.0),
-    (Wire.PCIE, Algorithm.TREE): (1.0, 4.0),
-    (Wire.PCIE, Algorithm.RING): (1.0, 5.7),
-    (Wire.NETWORK, Algorithm.TREE): (5.0, 14.0),
-    (Wire.NETWORK, Algorithm.RING): (2.7, 14.0),
+_HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float, float]] = {
+    (Wire.NVLINK, Algorithm.TREE): (0.6, 1.25, 4.0),
+    (Wire.NVLINK, Algorithm.RING): (0.6, 1.9, 3.4),
+    (Wire.NVLINK, Algorithm.NVLS): (0.0, 0.0, 25.0),
+    (Wire.PCIE, Algorithm.TREE): (1.0, 1.9, 4.0),
+    (Wire.PCIE, Algorithm.RING): (1.0, 2.5, 5.7),
+    (Wire.NETWORK, Algorithm.TREE): (5.0, 8.5, 14.0),
+    (Wire.NETWORK, Algorithm.RING): (2.7, 4.0, 14.0),
 }
-"""Microseconds per hop under LL and Simple."""
+"""Microseconds per hop under LL, LL128 and Simple."""
 _POST_US = 1.0
 """Microseconds to post one transfer to the network card; three times that under Simple."""
 _LL_BYTES_PER_S: Mapping[Architecture, float] = {
@@ -95,6 +94,13 @@ _LL_BYTES_PER_S: Mapping[Architecture, float] = {
 """``llMaxBws`` of NCCL's tuning.cc for one node."""
 _LL_NETWORK_BYTES_PER_S = (39.0 * _GIGA, 20.4 * _GIGA)
 """``llMaxBws`` for two nodes, and for more."""
+_LL128_CHANNEL: Mapping[Architecture, float] = {
+    Architecture.VOLTA: 20.0 * _GIGA,
+    Architecture.AMPERE: 20.0 * _GIGA,
+    Architecture.HOPPER: 36.7 * _GIGA,
+    Architecture.BLACKWELL: 40.0 * _GIGA,
+}
+"""``perChMaxRingLL128Bws`` of NCCL's tuning.cc, of one channel."""
 _TREE_CHANNEL: Mapping[Architecture, tuple[float, float, float]] = {
     Architecture.VOLTA: (26.5 * _GIGA, 18.5 * _GIGA, 10.0 * _GIGA),
     Architecture.AMPERE: (24.0 * _GIGA, 23.6 * _GIGA, 17.8 * _GIGA),
@@ -104,6 +110,7 @@ _TREE_CHANNEL: Mapping[Architecture, tuple[float, float, float]] = {
 """Bandwidth of a tree's channel on one node, two nodes, and more."""
 _TREE_TENTHS: Mapping[Protocol, str] = {
     Protocol.LL: "10 10 10 10 9 8 7 7 7 7 6 5 4 4 5 6 7 8 9 10 10 10 10",
+    Protocol.LL128: "10 10 10 10 10 9 8 8 8 7 6 6 6 6 6 6 8 9 9 9 9 10 10",
     Protocol.SIMPLE: "9 9 9 9 9 9 9 8 7 6 6 5 5 5 5 6 7 8 7 7 8 9 9",
 }
 """Tenths of its bandwidth that a tree reaches at 64 B, 128 B, ... 256 MiB."""
@@ -122,6 +129,12 @@ _CARD_CHANNELS = 4
 _ONE_CHANNEL_FRAC = 0.6
 """Share of a 400 Gb/s card that one queue reaches: 25 GB/s of the 41 that two move (nccl-tests on
 H100)."""
+_PAIRED_NODES = frozenset({Architecture.HOPPER, Architecture.BLACKWELL})
+"""Architectures whose trees halve the bytes between two nodes; A100 reduce there as fast as they
+gather (Polaris, nccl-tests)."""
+_PAIR_RING_FRAC = 0.92
+"""Share of a card's rate in their ring of two ranks on two nodes: H100 reduce 41.9 and scatter 40.1
+GB/s, and 43 to 46 on 4 to 32 nodes (meta-pytorch/autoparallel, table of NCCL 2.27.5)."""
 _OTHER_JOINTS: Mapping[Architecture, tuple[GpuInterconnect, ...]] = {
     Architecture.VOLTA: (GpuInterconnect.CUBE,),
     Architecture.AMPERE: (GpuInterconnect.MESH,),
@@ -159,7 +172,28 @@ class LinkClass:
         use together."""
         if group.num_nodes == 1:
             return self.node_bytes_per_s * self.topology.node_share(group.num_ranks)
-        return min(self.node_bytes_per_s, self.card_bytes_per_s(group) * group.ranks_per_node)
+        cards = self.card_bytes_per_s(group) * group.ranks_per_node * self.pair_frac(group)
+        return min(self.node_bytes_per_s, cards)
+
+    def pair_frac(self, group: Group) -> float:
+        """Return the share of a card's rate that a ring reaches: below 1 for two ranks on two
+        nodes."""
+        is_pair = group.num_ranks == group.num_nodes == 2
+        return _PAIR_RING_FRAC if is_pair and self.generation in _PAIRED_NODES else 1.0
+
+    def tree_bytes_per_s(self, group: Group) -> float:
+        """Return the bandwidth of a tree: as of a ring, but twice that of the cards between two
+        nodes since Hopper.
+
+        Each half of the payload then crosses the network once up one of two trees and once down,
+        where a ring sends nearly twice the payload; over more nodes both send as much. Two nodes of
+        two and four H100 reduce 1.64 times as fast as four nodes (meta-pytorch/autoparallel, table
+        of NCCL 2.27.5).
+        """
+        bus = self.bus_bytes_per_s(group)
+        if group.num_nodes == 2 and self.generation in _PAIRED_NODES:
+            return min(self.node_bytes_per_s, 2.0 * bus)
+        return bus
 
     def card_bytes_per_s(self, group: Group) -> float:
         """Return each rank's share of the rate of its node's cards, in a group."""
@@ -226,9 +260,12 @@ def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, T
         return {simple: _send(group, link)}
     if collective is Collective.ALL_TO_ALL:
         return {simple: _all_to_all(group, link)}
-    costs = {(Algorithm.RING, p): _ring(group, link, p) for p in Protocol}
+    # NCCL enables LL128 by default where NVLink joins the ranks of a node.
+    is_joined = link.wire is Wire.NVLINK
+    protocols = [p for p in Protocol if is_joined or p is not Protocol.LL128]
+    costs = {(Algorithm.RING, p): _ring(group, link, p) for p in protocols}
     if collective is Collective.ALL_REDUCE:
-        costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in Protocol}
+        costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in protocols}
     if switch := switch_cost(group, link):
         costs[Algorithm.NVLS, Protocol.SIMPLE] = switch
     # NCCL ignores its variables if they leave no option.
@@ -268,6 +305,8 @@ def _ring(group: Group, link: LinkClass, protocol: Protocol) -> TunedCost:
     bus = link.bus_bytes_per_s(group)
     if protocol is Protocol.LL:
         bus = min(_ll_bytes_per_s(group, link), 0.5 * bus)
+    elif protocol is Protocol.LL128:
+        bus = min(0.92 * bus, link.num_channels * _LL128_CHANNEL[link.generation])
     local_us = _hop_us(link.wire, Algorithm.RING, protocol)
     # With one rank per node nothing hides the network's latency: the tree's is used.
     way = Algorithm.TREE if group.ranks_per_node == 1 else Algorithm.RING
@@ -286,9 +325,12 @@ def _ring(group: Group, link: LinkClass, protocol: Protocol) -> TunedCost:
 
 def _tree(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> TunedCost:
     channel = _TREE_CHANNEL[link.generation][min(group.num_nodes, 3) - 1]
-    bus = min(0.92 * link.bus_bytes_per_s(group), link.num_channels * channel)
+    bus = min(0.92 * link.tree_bytes_per_s(group), link.num_channels * channel)
     if protocol is Protocol.LL:
         bus = min(bus / 3.8, _ll_bytes_per_s(group, link))
+    elif protocol is Protocol.LL128:
+        share = 7 / 9 if group.num_nodes == 1 else 120 / 128
+        bus = min(bus * share, link.num_channels * _LL128_CHANNEL[link.generation])
     octave = np.log2(np.maximum(nbytes, 64.0) / 64.0).astype(np.int64)
     bend = 0.1 * np.array(_TREE_TENTHS[protocol].split(), dtype=np.float64)
     inside = octave < len(bend)

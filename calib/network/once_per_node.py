@@ -21,6 +21,8 @@ Vector = NDArray[np.float64]
 _EXPERTS_PER_RANK = 8
 """Assumed experts per rank, within the 2 to 32 of public models; nodes per rank reached differ by
 less than 2 %."""
+_LATENCY_S = 70e-6
+"""Least time between two nodes, 57 and 84 us as in the next figure."""
 _LATENCY_GROWTH = 0.4
 """Relative growth of latency from two nodes to four, and with each doubling after: ranks exchange
 the sizes of their messages before any token leaves. DeepEP on 2, 4, 8 nodes of H100: 57, 90, 125 us
@@ -76,6 +78,20 @@ def as_all_to_all(group: Group) -> tuple[Group, float]:
     """
     share = copies_to_nodes(group) / copies_to_ranks(group)
     return replace(group, num_ranks=group.num_nodes, num_chosen=0), share
+
+
+def unmeasured_exchange_s(group: Group, plain_s: Vector) -> Vector:
+    """Return the seconds of an exchange, ``(rows,)``, from those of its ``as_all_to_all``: with the
+    latency of an exchange, and the crowding that measured ones have beyond two nodes.
+
+    >>> from ..workload import Collective
+    >>> group = Group(collective=Collective.ALL_TO_ALL, num_ranks=64, num_nodes=8, num_chosen=8)
+    >>> (1e6 * unmeasured_exchange_s(group, np.array([0.0, 1e-3]))).round().tolist()
+    [126.0, 1476.0]
+    """
+    doublings = float(np.log2(group.num_nodes)) - 1.0
+    latency_s = _LATENCY_S * (1.0 + _LATENCY_GROWTH * doublings)
+    return latency_s + np.exp(_CROWDED_LOG * doublings) * plain_s
 
 
 def exchange_time_s(

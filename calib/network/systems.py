@@ -6,6 +6,7 @@ has a network card at 90 % of its rate (100, 200 and 400 Gb/s with Volta, Ampere
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,12 @@ from .topology import Topology
 _GIGA = 1e9
 REACHED_FRAC = 0.9
 """Share of a network card's rate that a ring's bus bandwidth reaches."""
+_LAUNCHES_S = (8.1e-6, 4.5e-6)
+"""Small gathers of 2, 4 and 8 GPUs in aiconfigurator's tables, extrapolated to zero hops: up to
+Ampere, and since Hopper."""
+LATENCY_SIGMA_LOG = 0.5 * math.log(_LAUNCHES_S[0] / _LAUNCHES_S[1])
+"""Deviation of a launch and of a step's latency from the device's prior: that of the two
+generations from their mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +85,7 @@ def _nccl(
         # All-gathers and all-reduces of 2, 4 and 8 in the same tables: 1.0 and 0.7 to 0.8 us.
         step_s=(1e-6 if is_old else 0.75e-6) if wire is Wire.NVLINK else 3e-6,
         bus_bytes_per_s=links.node_bytes_per_s,
-        # Small gathers of 2, 4 and 8 GPUs in aiconfigurator's tables, extrapolated to zero hops.
-        base_s=8.1e-6 if is_old else 4.5e-6,
+        base_s=_LAUNCHES_S[not is_old],
         links=links,
     )
 

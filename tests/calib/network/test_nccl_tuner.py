@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,6 +50,9 @@ def _latency_us(collective: Collective, ranks: int, nodes: int, *option: object)
         (Collective.ALL_REDUCE, 32, 8, (Algorithm.TREE, Protocol.LL), 6.8 + 2 * (3 * 0.6 + 3 * 5)),
         # Between nodes a local step takes at least the posting of a transfer, 1 us.
         (Collective.ALL_GATHER, 16, 2, (Algorithm.RING, Protocol.LL), 6.6 + 14 * 1.0 + 2.7),
+        # NCCL 2.28.9 on two nodes of eight A100, under NCCL_DEBUG_SUBSYS=TUNING.
+        (Collective.ALL_REDUCE, 16, 2, (Algorithm.RING, Protocol.LL128), 75.2),
+        (Collective.ALL_REDUCE, 16, 2, (Algorithm.TREE, Protocol.LL128), 48.5),
     ],
 )
 def test_latencies_are_those_counted_by_hand(collective, ranks, nodes, option, latency_us) -> None:
@@ -76,6 +81,19 @@ def test_priors_are_near_what_nccl_tests_prints(device: str, bus_giga: float) ->
     assert links is not None
     time_s = tuner_time_s(_group(Collective.ALL_REDUCE, 8, 1), GIB, links)
     assert 1.75 * GIB / time_s / 1e9 == pytest.approx(bus_giga, rel=0.08)
+
+
+def test_flags_in_every_128_bytes_are_used_between_latency_and_bandwidth() -> None:
+    """NCCL has LL128 where NVLink joins a node: it is the cheapest way of medium payloads over many
+    nodes, and there is none over PCIe."""
+    gather = _group(Collective.ALL_GATHER, 256, 32)
+    costs = tuner_costs(gather, 64.0 * GIB / 1024, LINK)
+    assert min(costs, key=lambda way: float(costs[way].time_s(64.0 * GIB / 1024)[0])) == (
+        Algorithm.RING,
+        Protocol.LL128,
+    )
+    over_pcie = tuner_costs(gather, GIB, replace(LINK, wire=Wire.PCIE))
+    assert Protocol.LL128 not in {protocol for _, protocol in over_pcie}
 
 
 def test_the_reducing_switch_serves_large_groups_only() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples, Vector
@@ -36,6 +38,24 @@ def test_a_pair_with_a_bridge_tells_of_pcie_beyond_it() -> None:
     model = fit_transfers({pair: _samples(30e-6 + NBYTES / 190e9)}, prior)
     transfers = model.estimate(_group(Collective.ALL_REDUCE, 4), np.array([2.0**28]))
     assert 2.0**28 / np.exp(transfers.log_time[0]) == pytest.approx(15.8e9, rel=0.15)
+
+
+@pytest.mark.parametrize("step_us", [0.5, 2.0])
+def test_a_step_is_as_long_as_groups_of_two_lengths_say(step_us: float) -> None:
+    """Rings of two and of four ranks tell what a step takes where it is not the 0.75 us of the
+    device's prior: those of eight have the launch and their own steps."""
+    launch_us = 6.0
+    rings = {Collective.ALL_GATHER: 1, Collective.REDUCE_SCATTER: 1, Collective.ALL_REDUCE: 2}
+    samples = {
+        _group(way, n): _samples(
+            1e-6 * (launch_us + passes * (n - 1) * step_us) + passes * (n - 1) / n * NBYTES / 350e9
+        )
+        for way, passes in rings.items()
+        for n in (2, 4)
+    }
+    model = fit_transfers(samples, network_prior("NVIDIA H100 80GB HBM3"))
+    transfers = model.estimate(_group(Collective.ALL_GATHER, 8), np.array([1024.0]))
+    assert 1e6 * np.exp(transfers.log_time[0]) == pytest.approx(launch_us + 7 * step_us, rel=0.08)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -97,3 +117,73 @@ def test_where_nothing_was_measured_another_machine_says_half_of_what_it_differs
     assert (far_only.estimate(pair, NBYTES).octaves == np.inf).all()
     cpu = replace(fit_transfers({}, network_prior("cpu")), like=fit_transfers(there, A100))
     assert (cpu.estimate(pair, NBYTES).octaves == np.inf).all()
+
+
+# Bytes/s of a large payload by nodes and H100 on each (meta-pytorch/autoparallel,
+# cost_models/h100_nvswitch_roce_400g.py, NCCL 2.27.5).
+PUBLISHED = {
+    Collective.ALL_REDUCE: {
+        (2, 2): 88.5e9,
+        (4, 2): 54.0e9,
+        (8, 2): 50.6e9,
+        (2, 4): 165.2e9,
+        (4, 4): 101.0e9,
+        (16, 4): 94.7e9,
+    },
+    Collective.REDUCE_SCATTER: {(2, 1): 80.3e9, (4, 1): 57.3e9, (8, 1): 50.4e9},
+    Collective.ALL_GATHER: {
+        (2, 2): 115.9e9,
+        (8, 2): 99.1e9,
+        (2, 4): 209.7e9,
+        (16, 4): 199.4e9,
+        (32, 4): 194.7e9,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "per_node"),
+    [(way, n) for way, rates in PUBLISHED.items() for nodes, n in rates if nodes == 2],
+)
+def test_more_nodes_follow_from_two(way: Collective, per_node: int) -> None:
+    """Trees between two nodes send half of what rings and other trees do."""
+    rates = {k: rate for k, rate in PUBLISHED[way].items() if k[1] == per_node}
+    two = _group(way, 2 * per_node, 2)
+    prior = network_prior("NVIDIA H100 80GB HBM3")
+    model = fit_transfers({two: _samples(20e-6 + NBYTES / rates[2, per_node])}, prior)
+    nbytes = np.array([2.0**32])
+    for (nodes, _), rate in rates.items():
+        log_time = model.estimate(_group(way, nodes * per_node, nodes), nbytes).log_time
+        assert nbytes / np.exp(log_time) == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize("way", [Collective.REDUCE_SCATTER, Collective.ALL_REDUCE])
+def test_a_pair_of_ranks_does_not_fill_its_cards(way: Collective) -> None:
+    rates = {**PUBLISHED[way], **({(2, 1): 41.9e9} if way is Collective.ALL_REDUCE else {})}
+    model = fit_transfers({}, network_prior("NVIDIA H100 80GB HBM3"))
+    nbytes = np.array([2.0**32])
+    log_time = model.estimate(_group(way, 2, 2), nbytes).log_time
+    assert nbytes / np.exp(log_time) == pytest.approx(rates[2, 1], rel=0.05)
+
+
+@given(
+    way=st.sampled_from([Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL]),
+    per_node=st.sampled_from([1, 2, 4, 8]),
+    seen=st.sampled_from([2, 4]),
+    rate=st.floats(0.3, 1.5),
+    log_nbytes=st.floats(20.0, 33.0),
+)
+def test_a_measured_group_never_makes_more_nodes_faster(
+    way: Collective, per_node: int, seen: int, rate: float, log_nbytes: float
+) -> None:
+    prior = network_prior("NVIDIA H100 80GB HBM3")
+    assert prior.links is not None
+    group = _group(way, seen * per_node, seen)
+    times = TunedTime(group=group, links=prior.links)(NBYTES) / rate
+    model = fit_transfers({group: _samples(times)}, prior)
+    nbytes = np.array([2.0**log_nbytes])
+    before, after = (
+        model.estimate(_group(way, nodes * per_node, nodes), nbytes).log_time[0]
+        for nodes in (2 * seen, 4 * seen)
+    )
+    assert before <= after + 1e-9
