@@ -357,6 +357,7 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
         )
     return replace(
         parsed_config,
+        recompute_span=(parsed_config if parsed_config.recomputes_all else config).recompute_span,
         model=replace(
             parsed_config.model,
             experts=experts,

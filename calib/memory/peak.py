@@ -237,9 +237,12 @@ def stage_chunks(config: RunConfig, stage: int) -> list[ChunkLayers]:
 def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
     model, layers = config.model, config.layers_of(chunk)
     covered = recomputed_layers(config, chunk)
+    span = min(config.recompute_span, max(len(layers), 1)) if config.recomputes_all else 1
     if not model.layer_kinds and (model.experts is None or not model.experts.layer_pattern):
         (kind,) = layer_kinds(model)
-        return ChunkLayers(plain={kind: len(layers) - covered}, recomputed={kind: covered})
+        return ChunkLayers(
+            plain={kind: len(layers) - covered}, recomputed={kind: covered}, span=span
+        )
     plain, recomputed = (
         Counter(layer_kind(model, layer) for layer in part)
         for part in (layers[covered:], layers[:covered])
@@ -248,6 +251,7 @@ def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
     return ChunkLayers(
         plain={kind: plain[kind] for kind in kinds},
         recomputed={kind: recomputed[kind] for kind in kinds},
+        span=span,
     )
 
 

@@ -121,6 +121,20 @@ def test_full_recompute_keeps_inputs_and_one_layer_at_work(layout: Layout) -> No
     )
 
 
+def test_layers_recomputed_together_keep_one_input_and_are_all_present(layout: Layout) -> None:
+    plain = layout(pp=4, model={**WIDE, "num_layers": 16}, precision=Precision.BF16)
+    alone = replace(plain, recompute=Recompute.FULL)
+    peaks = [
+        stage_memories(replace(alone, recompute_span=span))[1].activations_nbytes
+        for span in (1, 2, 4, 9)
+    ]
+    num_passes, more = num_in_flight(alone, 1), layer(plain).saved_nbytes
+    for place, (num_inputs, num_others) in enumerate(((4, 0), (2, 1), (1, 3), (1, 3))):
+        inputs = num_passes * num_inputs * 2 * SBH
+        expected = inputs + num_others * more + layer(alone).recompute_working_nbytes
+        assert peaks[place] == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("precision", "dp", "is_distributed", "nbytes"),
     [
@@ -274,6 +288,12 @@ def test_eight_bit_products_keep_one_byte_and_two_copies_of_weights(layout: Layo
     products = 2 * (4 * 64 * 64 + 2 * 64 * 128)
     extra = stage_memories(eight)[0].weights_nbytes - stage_memories(plain)[0].weights_nbytes
     assert extra == 2 * products
+    blocks = {
+        t.name: t.nbytes
+        for t in layer_tensors(replace(plain, fp8=Fp8Recipe.BLOCKWISE), BlockKind.LAYER)
+    }
+    # A scale in fp32 for each 128 elements.
+    assert blocks["activation output"] == by_name8["activation output"] * (1 + 4 / 128)
     preserved = replace(eight, keeps_fp8_params=True)
     assert stage_memories(preserved)[0].weights_nbytes == stage_memories(plain)[0].weights_nbytes
 
