@@ -8,7 +8,7 @@ import pytest
 
 from forerun.benchmarks.option_table import kind_of
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_options import ASIDE, NAMES
+from forerun.calib.arguments.megatron_options import ASIDE, MOVES_ALONE, NAMES
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Recompute
 
@@ -17,6 +17,9 @@ LINE = (
     "--max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 8"
 )
 
+VARIABLES = NAMES["variables"]
+OPEN = ("left_out", "left_out_unless", "switched_off")
+
 
 def test_a_name_is_in_one_list_alone() -> None:
     kinds = ("modelled", "derived", "left_out", "left_out_unless", "switched_off", "harmless")
@@ -24,6 +27,10 @@ def test_a_name_is_in_one_list_alone() -> None:
         assert not set(NAMES[one]) & set(NAMES[other]), (one, other)
     settled = {name for kind in kinds if kind[:8] != "left_out" for name in NAMES[kind]}
     assert not ASIDE & settled
+    variables = {n for kind in ("left_out", "left_out_between_nodes") for n in VARIABLES[kind]}
+    unmodelled = variables | {n for kind in NAMES if kind in OPEN for n in NAMES[kind]}
+    moved = [name for names in MOVES_ALONE.values() for name in names]
+    assert len(moved) == len(set(moved)) and unmodelled >= set(moved)
 
 
 @pytest.mark.parametrize(
