@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         fit_probability,
         host_nbytes,
         memory,
+        memory_beside,
         memory_offset,
         overhead_nbytes,
         stage_chunks,

@@ -71,7 +71,8 @@ class MemoryEstimate(Encoded):
     offset_nbytes: int = 0
     """Measured peak of a layout minus its estimate."""
     open_nbytes: int = 0
-    """Deviation due to unstated widths of gradients and states; not a part of the total."""
+    """Deviation due to unstated widths of gradients and states, or to an offset that was measured
+    in another layout; not a part of the total."""
 
     @property
     def allocated_nbytes(self) -> int:
@@ -105,6 +106,18 @@ class MemoryEstimate(Encoded):
 def memory(config: RunConfig, *, offset_nbytes: int = 0) -> MemoryEstimate:
     """Return the peak memory of the fullest stage."""
     return max(stage_memories(config, offset_nbytes=offset_nbytes), key=lambda m: m.total_nbytes)
+
+
+def memory_beside(config: RunConfig, measured: RunConfig, offset_nbytes: int) -> MemoryEstimate:
+    """Return the peak memory of a layout, with the offset of the one that was measured.
+
+    The offset may be the same in every layout (buffers, workspaces) or grow with what a layout
+    allocates; the difference of the two is a deviation.
+    """
+    estimate = memory(config, offset_nbytes=offset_nbytes)
+    own = estimate.allocated_nbytes - offset_nbytes
+    unlike = abs(offset_nbytes) * abs(1 - own / memory(measured).allocated_nbytes)
+    return replace(estimate, open_nbytes=round(unlike))
 
 
 def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryEstimate]:
@@ -163,9 +176,7 @@ def fit_probability(
     """
     allocated, overhead = estimate.allocated_nbytes, estimate.overhead_nbytes
     spread = SIGMA_FRAC_CALIBRATED if is_calibrated else SIGMA_FRAC
-    # A measured peak already reflects the true widths.
-    unsaid = 0 if is_calibrated else estimate.open_nbytes
-    sigma = math.hypot(spread * allocated, OVERHEAD_SIGMA_FRAC * overhead, unsaid)
+    sigma = math.hypot(spread * allocated, OVERHEAD_SIGMA_FRAC * overhead, estimate.open_nbytes)
     headroom_nbytes = capacity_nbytes - (1 + RESERVE_FRAC) * allocated - overhead
     if not sigma:
         return float(headroom_nbytes >= 0)

@@ -18,7 +18,9 @@ from forerun.calib.memory.activations import (
 from forerun.calib.memory.peak import (
     COMMUNICATOR_NBYTES,
     CONTEXT_NBYTES,
+    fit_probability,
     memory,
+    memory_beside,
     memory_offset,
     stage_memories,
 )
@@ -315,6 +317,24 @@ def test_an_offset_makes_the_own_layout_exact(layout: Layout) -> None:
     config = layout(dp=2)
     peak = memory(config).total_nbytes + 12345
     assert memory(config, offset_nbytes=memory_offset(config, peak)).total_nbytes == peak
+
+
+@pytest.mark.parametrize("offset", [-20_000, 20_000])
+def test_an_offset_of_another_layout_is_not_taken_over_whole(layout: Layout, offset: int) -> None:
+    """It may be a constant or a share: what the two readings differ by is a deviation."""
+    measured = layout(dp=2, device="H100")
+    assert memory_beside(measured, measured, offset).open_nbytes == 0
+    other = layout(dp=2, device="H100", model={"num_layers": 16})
+    small, large = (memory(one).allocated_nbytes for one in (measured, other))
+    result = memory_beside(other, measured, offset)
+    assert result.allocated_nbytes == large + offset
+    as_share = round(large * (1 + offset / small))
+    assert result.open_nbytes == pytest.approx(abs(as_share - result.allocated_nbytes), abs=1)
+    sure, unsure = (
+        fit_probability(one, int(1.1 * result.device_nbytes), is_calibrated=True)
+        for one in (replace(result, open_nbytes=0), result)
+    )
+    assert 0.5 < unsure < sure
 
 
 @pytest.mark.parametrize(("limit", "waiting"), [(0, 8), (3, 3), (20, 8)])
