@@ -319,6 +319,19 @@ def test_an_offset_makes_the_own_layout_exact(layout: Layout) -> None:
     assert memory(config, offset_nbytes=memory_offset(config, peak)).total_nbytes == peak
 
 
+def test_a_cast_of_eight_bit_weights_takes_a_copy_in_sixteen(layout: Layout) -> None:
+    wide = {"hidden_size": 4096, "ffn_hidden_size": 16384, "has_bias": False}
+    common = {"precision": Precision.BF16, "device": "H100", "recompute": Recompute.FULL}
+    par = {"is_optimizer_distributed": True}
+    config = layout(dp=2, model=wide, par=par, fp8=Fp8Recipe.BLOCKWISE, **common)
+    config = replace(config, keeps_fp8_params=True)
+    plain, cast = memory(replace(config, fp8=Fp8Recipe.MXFP8)), memory(config)
+    states = 12 // 2 * parameters(config, 0)
+    assert plain.optimizer_nbytes == states
+    passing = cast.activations_nbytes + cast.logits_nbytes
+    assert cast.optimizer_nbytes == states + parameters(config, 0) - passing
+
+
 @pytest.mark.parametrize("offset", [-20_000, 20_000])
 def test_an_offset_of_another_layout_is_not_taken_over_whole(layout: Layout, offset: int) -> None:
     """It may be a constant or a share: what the two readings differ by is a deviation."""
