@@ -24,7 +24,6 @@ from ...calib.arguments import (
     split_launcher,
 )
 from ...calib.errors import CalibrationError
-from ...calib.memory import memory
 from ...calib.records import Cluster, Origin, StatedNodes
 from ...calib.units import format_bytes
 from ...calib.workload import Fp8Recipe, option_of
@@ -88,8 +87,7 @@ class OtherRun:
         )
         if open_names and not self.is_any_answer:
             is_sized = not (unsized or described.unknown)
-            size = f"; memory {format_bytes(memory(config).total_nbytes)}" if is_sized else ""
-            raise CalibrationError(open_names + size)
+            raise CalibrationError(open_names + (_memory_text(config) if is_sized else ""))
         excluded = {
             "not known and ignored": described.unknown,
             "left out by the model": described.config.unmodelled,
@@ -149,6 +147,12 @@ class OtherRun:
         launcher, rest = split_launcher(self.command)
         end = len(self.command) - len(rest)
         return program_of(self.command[len(launcher) : end]) if end else ""
+
+
+def _memory_text(config: RunConfig) -> str:
+    from ...calib.memory import memory  # imports numpy
+
+    return f"; memory {format_bytes(memory(config).total_nbytes)}"
 
 
 def _unmodelled(described: Described, running: RunConfig | None) -> list[str]:
