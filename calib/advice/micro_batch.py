@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..arguments import resumed_command, rewrite_command, unsupported_options_reason
 from ..errors import ConfigError
 from ..forecast import batch_levels
-from ..memory import FITS_PROBABILITY, fit_probability, memory, memory_beside, peaks_nbytes
+from ..memory import FITS_PROBABILITY, fit_probability, memory, memory_with_offset, peaks_nbytes
 from ..plain_json import JsonObject
 from ..search import recomputes, rounded_log
 from ..steps import FittedSteps
@@ -226,7 +226,7 @@ def _fitting(
         for layout, needed in zip(layouts, peaks_nbytes(layouts).tolist(), strict=True)
         if needed <= running_nbytes
         or fit_probability(
-            memory_beside(layout, config, offset_nbytes), capacity_nbytes, is_calibrated=True
+            memory_with_offset(layout, config, offset_nbytes), capacity_nbytes, is_calibrated=True
         )
         >= FITS_PROBABILITY
     ]

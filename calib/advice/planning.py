@@ -27,7 +27,7 @@ from ..memory import (
     fit_probability,
     host_nbytes,
     memory,
-    memory_beside,
+    memory_with_offset,
     verdict,
 )
 from ..plain_json import JsonObject
@@ -650,7 +650,7 @@ def compare(
             running if is_running and estimate.config.does_work_of(config) else None,
             memory(estimate.config)
             if memory_offset_nbytes is None
-            else memory_beside(estimate.config, config, memory_offset_nbytes),
+            else memory_with_offset(estimate.config, config, memory_offset_nbytes),
             memory_capacity_nbytes,
             is_calibrated=memory_offset_nbytes is not None,
         )

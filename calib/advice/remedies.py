@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..arguments import apply_options
 from ..errors import ConfigError
-from ..memory import Verdict, memory, memory_beside, verdict
+from ..memory import Verdict, memory, memory_with_offset, verdict
 from ..steps import FittedSteps
 from ..units import format_bytes, format_frac
 from ..workload import Encoded, RunConfig
@@ -90,7 +90,7 @@ class FittingLayouts:
         """Return the verdict on a layout's memory."""
         if self.offset_nbytes is None:
             return verdict(memory(config), self.capacity_nbytes)
-        needed = memory_beside(config, self.measured, self.offset_nbytes)
+        needed = memory_with_offset(config, self.measured, self.offset_nbytes)
         return verdict(needed, self.capacity_nbytes, is_calibrated=True)
 
     def priced(self, layouts: dict[tuple[str, ...], RunConfig]) -> list[Remedy]:

@@ -372,6 +372,7 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
             prefetches_backward=config.parallelism.prefetches_backward,
         ),
         fuses_norms=config.fuses_norms,
+        has_open_memory=config.has_open_memory,
         sharded_update_calls=config.sharded_update_calls,
         device=config.device,
         framework=config.framework,

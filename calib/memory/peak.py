@@ -108,16 +108,19 @@ def memory(config: RunConfig, *, offset_nbytes: int = 0) -> MemoryEstimate:
     return max(stage_memories(config, offset_nbytes=offset_nbytes), key=lambda m: m.total_nbytes)
 
 
-def memory_beside(config: RunConfig, measured: RunConfig, offset_nbytes: int) -> MemoryEstimate:
+def memory_with_offset(
+    config: RunConfig, measured: RunConfig, offset_nbytes: int
+) -> MemoryEstimate:
     """Return the peak memory of a layout, with the offset of the one that was measured.
 
     The offset may be the same in every layout (buffers, workspaces) or grow with what a layout
     allocates; the difference of the two is a deviation.
     """
     estimate = memory(config, offset_nbytes=offset_nbytes)
-    own = estimate.allocated_nbytes - offset_nbytes
-    unlike = abs(offset_nbytes) * abs(1 - own / memory(measured).allocated_nbytes)
-    return replace(estimate, open_nbytes=round(unlike))
+    allocated = estimate.allocated_nbytes - offset_nbytes
+    unlike = abs(offset_nbytes) * abs(1 - allocated / memory(measured).allocated_nbytes)
+    unmodelled = OPEN_FRAC * allocated if config.has_open_memory else 0.0
+    return replace(estimate, open_nbytes=round(math.hypot(unlike, unmodelled)))
 
 
 def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryEstimate]:
@@ -138,7 +141,7 @@ def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryE
             overhead_nbytes=overhead_nbytes(par, config.device),
             offset_nbytes=offset_nbytes,
         )
-        out.append(_opened(estimate) if config.has_open_widths else estimate)
+        out.append(_opened(estimate, config))
     return out
 
 
@@ -147,9 +150,18 @@ OPEN_GRADS_FRAC, OPEN_STATES_FRAC = 0.35, 0.22
 of NVIDIA's recipes reduce in 2 bytes of 4, a fifth stores 6 bytes of 12."""
 
 
-def _opened(estimate: MemoryEstimate) -> MemoryEstimate:
+OPEN_FRAC = math.log(2) / 1.645
+"""Deviation of what is allocated if a setting that moves memory is not modelled: a factor of 2 is
+the 90 % interval, as it is for a step."""
+
+
+def _opened(estimate: MemoryEstimate, config: RunConfig) -> MemoryEstimate:
     grads, states = estimate.grads_nbytes, estimate.optimizer_nbytes
-    deviation = math.hypot(OPEN_GRADS_FRAC * grads, OPEN_STATES_FRAC * states)
+    deviation = 0.0
+    if config.has_open_widths:
+        deviation = math.hypot(OPEN_GRADS_FRAC * grads, OPEN_STATES_FRAC * states)
+    if config.has_open_memory:
+        deviation = math.hypot(deviation, OPEN_FRAC * estimate.allocated_nbytes)
     return replace(estimate, open_nbytes=round(deviation))
 
 

@@ -242,6 +242,8 @@ class RunConfig(Encoded):
     has_open_widths: bool = False
     """Bits of reduced gradients and optimizer states are unstated: Megatron's defaults are assumed,
     with wider intervals of time and memory."""
+    has_open_memory: bool = field(default=False, compare=False)
+    """A setting that moves memory is not modelled, so that memory may be off by a factor of 2."""
     optimizer_state_nbytes: int = 0
     """Bytes of optimizer states per parameter; 0: two moments in fp32 and, in mixed precision, a
     copy in fp32."""

@@ -56,8 +56,8 @@ class OtherRun:
         described.
 
         The returned machine has wider intervals if something is left out that may change time, and
-        no limit of memory if it may change memory.  Raises ``ConfigError`` if a command does not
-        state its ranks and only imported tables, which are of other runs, are known, and
+        the run more doubt of its memory if that may change it.  Raises ``ConfigError`` if a command
+        does not state its ranks and only imported tables, which are of other runs, are known, and
         ``CalibrationError`` if something is left out that may change time.
         """
         running = machine.running
@@ -83,6 +83,7 @@ class OtherRun:
             device=running.device,
             framework=running.framework,
             parallelism=_joined(described.config.parallelism, machine),
+            has_open_memory=bool(unsized),
             unmodelled=tuple(n for n in described.config.unmodelled if moves(n, "time")),
         )
         if open_names and not self.is_any_answer:
@@ -96,9 +97,9 @@ class OtherRun:
         notes += _missing_units(config)
         if unsized:
             notes.append(
-                f"{_options(unsized)} not modelled: memory is said without, and not whether it fits"
+                f"{_options(unsized)} not modelled: memory may be off by a factor of "
+                f"{UNMODELLED_FACTOR:g}"
             )
-            machine = replace(machine, memory_capacity_nbytes=None)
         if open_names:
             notes.append(f"answered anyway, and may be off by a factor of {UNMODELLED_FACTOR:g}")
             steps = replace(machine.steps, omission_log=math.log(UNMODELLED_FACTOR))

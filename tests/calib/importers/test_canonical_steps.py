@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from forerun.calib.importers.canonical_steps import canonical_frame, read_steps
-from forerun.calib.memory.peak import fit_probability, memory, memory_beside
+from forerun.calib.memory.peak import fit_probability, memory, memory_with_offset
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.step_tables import TableSteps
 
@@ -64,7 +64,7 @@ def test_what_nobody_said_is_wider_in_time_and_memory() -> None:
     assert 0.5 < unsure < sure
     # Once a peak was measured, the widths are told with all else.
     unsure, sure = (
-        fit_probability(memory_beside(one, one, 0), capacity, is_calibrated=True)
+        fit_probability(memory_with_offset(one, one, 0), capacity, is_calibrated=True)
         for one in (open_.config, stated.config)
     )
     assert unsure == pytest.approx(sure)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,11 +21,12 @@ from forerun.calib.memory.peak import (
     CONTEXT_NBYTES,
     fit_probability,
     memory,
-    memory_beside,
     memory_offset,
+    memory_with_offset,
     stage_memories,
 )
 from forerun.calib.memory.stage_memory import in_flight
+from forerun.calib.regressors import Z_90
 from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
 from forerun.calib.timeline.schedules import peak_in_flight, stage_program
 from forerun.calib.workload.config import (
@@ -332,14 +334,21 @@ def test_a_cast_of_eight_bit_weights_takes_a_copy_in_sixteen(layout: Layout) -> 
     assert cast.optimizer_nbytes == states + parameters(config, 0) - passing
 
 
+def test_a_factor_of_two_is_the_interval_of_memory_that_is_not_modelled(layout: Layout) -> None:
+    config = layout(dp=2, device="H100", has_open_memory=True)
+    for one in (memory(config), memory_with_offset(config, config, 0)):
+        doubled = one.allocated_nbytes * math.exp(Z_90 * one.open_nbytes / one.allocated_nbytes)
+        assert doubled == pytest.approx(2 * one.allocated_nbytes, rel=1e-3)
+
+
 @pytest.mark.parametrize("offset", [-20_000, 20_000])
 def test_an_offset_of_another_layout_is_not_taken_over_whole(layout: Layout, offset: int) -> None:
     """It may be a constant or a share: what the two readings differ by is a deviation."""
     measured = layout(dp=2, device="H100")
-    assert memory_beside(measured, measured, offset).open_nbytes == 0
+    assert memory_with_offset(measured, measured, offset).open_nbytes == 0
     other = layout(dp=2, device="H100", model={"num_layers": 16})
     small, large = (memory(one).allocated_nbytes for one in (measured, other))
-    result = memory_beside(other, measured, offset)
+    result = memory_with_offset(other, measured, offset)
     assert result.allocated_nbytes == large + offset
     as_share = round(large * (1 + offset / small))
     assert result.open_nbytes == pytest.approx(abs(as_share - result.allocated_nbytes), abs=1)
