@@ -130,7 +130,8 @@ def read_llmfoundry(record: Record) -> StepRow:
 
     Composer's mixed precision is PURE, with all transfers in 16 bits, or DEFAULT, with gradients in
     fp32; it prefetches late for the backward pass (``FSDPConfig``: ``BACKWARD_POST``), and none of
-    the benchmarks' files changes that.
+    the benchmarks' files changes that.  Its loss is flash-attn's, which keeps 16-bit logits
+    (``loss_fn`` of ``modeling_mpt.py``: ``fused_crossentropy``).
     """
     if (sharding := record.text("sharding")) not in _FSDP:
         raise ConfigError(f"sharding {sharding!r} is not known; known are {', '.join(_FSDP)}")
@@ -153,6 +154,7 @@ def read_llmfoundry(record: Record) -> StepRow:
         label=record.text("model") + (" recomputed" if is_full else ""),
         precision=record.text("precision"),
         recompute=Recompute.FULL if is_full else Recompute.NONE,
+        is_loss_fused=True,
         measured_s=record.number("step_time_s_derived"),
         kind=StepKind.DERIVED,
     )

@@ -14,14 +14,7 @@ from dataclasses import dataclass, replace
 from ..arguments import resumed_command, rewrite_command, unsupported_options_reason
 from ..errors import ConfigError
 from ..forecast import batch_levels
-from ..memory import (
-    FITS_PROBABILITY,
-    MemoryEstimate,
-    fit_probability,
-    memory,
-    overhead_nbytes,
-    peaks_nbytes,
-)
+from ..memory import FITS_PROBABILITY, fit_probability, memory, memory_with_offset, peaks_nbytes
 from ..plain_json import JsonObject
 from ..search import recomputes, rounded_log
 from ..steps import FittedSteps
@@ -228,26 +221,15 @@ def _fitting(
 ) -> list[RunConfig]:
     """Return the layouts that fit, given the measured memory peak."""
     running_nbytes = memory(config).total_nbytes
-    outside = overhead_nbytes(config.parallelism, config.device)
     return [
         layout
         for layout, needed in zip(layouts, peaks_nbytes(layouts).tolist(), strict=True)
-        if needed <= running_nbytes or _chance(needed, outside, capacity_nbytes, offset_nbytes)
+        if needed <= running_nbytes
+        or fit_probability(
+            memory_with_offset(layout, config, offset_nbytes), capacity_nbytes, is_calibrated=True
+        )
+        >= FITS_PROBABILITY
     ]
-
-
-def _chance(needed: float, outside: int, capacity_nbytes: int, offset_nbytes: int) -> bool:
-    whole = MemoryEstimate(
-        stage=0,
-        weights_nbytes=round(needed) - outside,
-        grads_nbytes=0,
-        optimizer_nbytes=0,
-        activations_nbytes=0,
-        logits_nbytes=0,
-        overhead_nbytes=outside,
-        offset_nbytes=offset_nbytes,
-    )
-    return fit_probability(whole, capacity_nbytes, is_calibrated=True) >= FITS_PROBABILITY
 
 
 def _fastest(layouts: Sequence[RunConfig], steps: FittedSteps) -> list[RunConfig]:

@@ -21,7 +21,15 @@ from ..arguments import (
 from ..errors import check_ascending
 from ..fit import Source
 from ..forecast import Throughput, throughput
-from ..memory import MemoryEstimate, Verdict, fit_probability, host_nbytes, memory, verdict
+from ..memory import (
+    MemoryEstimate,
+    Verdict,
+    fit_probability,
+    host_nbytes,
+    memory,
+    memory_with_offset,
+    verdict,
+)
 from ..plain_json import JsonObject
 from ..regressors import Z_90
 from ..search import (
@@ -640,8 +648,11 @@ def compare(
         _candidate(
             estimate,
             running if is_running and estimate.config.does_work_of(config) else None,
+            memory(estimate.config)
+            if memory_offset_nbytes is None
+            else memory_with_offset(estimate.config, config, memory_offset_nbytes),
             memory_capacity_nbytes,
-            memory_offset_nbytes,
+            is_calibrated=memory_offset_nbytes is not None,
         )
         for estimate in others
     ]
@@ -653,8 +664,10 @@ def compare(
 def _candidate(
     estimate: StepEstimate,
     running: StepEstimate | None,
+    needed: MemoryEstimate,
     capacity_nbytes: int | None,
-    offset_nbytes: int | None,
+    *,
+    is_calibrated: bool,
 ) -> Candidate:
     ratio = sigma = math.nan
     if running is not None:
@@ -662,8 +675,6 @@ def _candidate(
         sigma = paired_sigma_log(estimate, running)
     # The ratio is log-normal: its interval is symmetric in the logarithm.
     spread = math.exp(Z_90 * sigma)
-    needed = memory(estimate.config, offset_nbytes=offset_nbytes or 0)
-    is_calibrated = offset_nbytes is not None
     return Candidate(
         config=estimate.config,
         step_time_s=estimate.time_s,

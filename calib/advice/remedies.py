@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..arguments import apply_options
 from ..errors import ConfigError
-from ..memory import Verdict, memory, verdict
+from ..memory import Verdict, memory, memory_with_offset, verdict
 from ..steps import FittedSteps
 from ..units import format_bytes, format_frac
 from ..workload import Encoded, RunConfig
@@ -63,6 +63,8 @@ class FittingLayouts:
     steps: FittedSteps
     capacity_nbytes: int
     offset_nbytes: int | None
+    measured: RunConfig
+    """Layout in which the offset was measured."""
 
     def largest_micro_batch(self) -> Remedy | None:
         """Return the layout with the largest micro-batch that is likelier to fit than not; None if
@@ -86,9 +88,10 @@ class FittingLayouts:
 
     def verdict(self, config: RunConfig) -> Verdict:
         """Return the verdict on a layout's memory."""
-        needed = memory(config, offset_nbytes=self.offset_nbytes or 0)
-        is_calibrated = self.offset_nbytes is not None
-        return verdict(needed, self.capacity_nbytes, is_calibrated=is_calibrated)
+        if self.offset_nbytes is None:
+            return verdict(memory(config), self.capacity_nbytes)
+        needed = memory_with_offset(config, self.measured, self.offset_nbytes)
+        return verdict(needed, self.capacity_nbytes, is_calibrated=True)
 
     def priced(self, layouts: dict[tuple[str, ...], RunConfig]) -> list[Remedy]:
         """Return the layouts, given by their options, as remedies, fastest first."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..arguments import ASIDE, UNMODELLED_FACTOR
+from ..arguments import ASIDE, UNMODELLED_FACTOR, moves
 from ..fit import calibrate, calibration_for_device, combine_with_other, is_processor
 from ..forecast import PredictedStep, at_batch_size, batch_size_at, full_batch_size
 from ..network import network_prior
@@ -125,7 +125,9 @@ def fit_run(
         steps=replace(
             steps,
             misfit_log=_misfit_log(measured, modelled),
-            unrun_log=math.log(UNMODELLED_FACTOR) if {*config.unmodelled} - ASIDE else 0.0,
+            unrun_log=math.log(UNMODELLED_FACTOR)
+            if any(moves(name, "time") for name in {*config.unmodelled} - ASIDE)
+            else 0.0,
         ),
         modelled_step=modelled,
         overhead=overhead,

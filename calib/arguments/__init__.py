@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         UNMODELLED_SETTINGS,
         ArgumentTable,
         is_known,
+        moves,
         options_of,
     )
     from .megatron_rules import CONNECTIONS, VARIABLES, environment, is_fsdp, refusals

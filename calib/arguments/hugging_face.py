@@ -107,6 +107,8 @@ class Training:
     autocast_dtype: str = ""
     """torch's name for the type of matrix products, if it is another one."""
     recomputes: bool = False
+    fuses_head: bool = False
+    """True if the output product and the loss run in pieces (Liger)."""
     cadence: Cadence = field(default_factory=Cadence)
     device: str = "cpu"
     framework: str = ""
@@ -155,6 +157,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
         recompute=Recompute.FULL if training.recomputes else Recompute.NONE,
         hidden_dropout=given.real("resid_pdrop", "hidden_dropout"),
         attention_dropout=given.real("attn_pdrop", "attention_dropout"),
+        fuses_head=training.fuses_head,
         fuses_gradient_accumulation=False,
         # PyTorch stores and reduces gradients in the type of the weights; moments have it too.
         reduces_grads_in_bf16=is_narrow,

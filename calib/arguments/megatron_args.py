@@ -357,6 +357,7 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
         )
     return replace(
         parsed_config,
+        recompute_span=(parsed_config if parsed_config.recomputes_all else config).recompute_span,
         model=replace(
             parsed_config.model,
             experts=experts,
@@ -371,6 +372,7 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
             prefetches_backward=config.parallelism.prefetches_backward,
         ),
         fuses_norms=config.fuses_norms,
+        has_open_memory=config.has_open_memory,
         sharded_update_calls=config.sharded_update_calls,
         device=config.device,
         framework=config.framework,

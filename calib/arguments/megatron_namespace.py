@@ -78,7 +78,6 @@ def from_namespace(args: object) -> RunConfig:
             f"{model.num_layers}; make them agree"
         )
     micro = given.required("micro_batch_size")
-    recompute, num_layers, modules = _recompute(given)
     precision = _precision(given)
     batch = Batch(
         micro_batch_size=micro,
@@ -89,15 +88,11 @@ def from_namespace(args: object) -> RunConfig:
         parallelism=parallelism,
         batch=batch,
         precision=precision,
-        recompute=recompute,
-        recompute_num_layers=num_layers,
-        recompute_modules=modules,
-        distributes_saved_activations=given.is_on("distribute_saved_activations")
-        and recompute is Recompute.FULL,
         hidden_dropout=given.real("hidden_dropout"),
         attention_dropout=given.real("attention_dropout"),
         cadence=_cadence(given, batch),
         unmodelled=_unmodelled(args, given, layout),
+        **_recompute(given),
         **_kernels(given, precision),
     )
     return with_states(config, given)
@@ -113,10 +108,8 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         and any(given.is_on(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param")),
         "attention": _attention(given),
         "is_softmax_wide": any(given.is_on(name) for name in _WIDE_SOFTMAX),
-        "keeps_fp32_logits": not (
-            given.text("cross_entropy_fusion_impl") == "te"
-            and given.is_on("cross_entropy_loss_fusion")
-        ),
+        "keeps_fp32_logits": _fusion(given) != "te",
+        "fuses_head": _fusion(given) == "linear",
         "fuses_norms": not _is_local(given),
         "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
         "defers_head_gradients": (is_deferred := _defers_heads(given)),
@@ -125,6 +118,19 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         "uses_cuda_graphs": _uses_graphs(given),
         "cuda_graph_scope": _graph_scope(given),
     }
+
+
+def _fusion(given: Arguments) -> str:
+    """Return the implementation of the fused loss; empty without fusion."""
+    implementation = given.text("cross_entropy_fusion_impl", default="native")
+    if not given.is_on("cross_entropy_loss_fusion"):
+        return ""
+    if implementation not in ("native", "te", "linear"):
+        raise ConfigError(
+            f"--cross-entropy-fusion-impl {implementation!r} is not known; choose from native, te, "
+            "linear"
+        )
+    return implementation
 
 
 def _defers_heads(given: Arguments) -> bool:
@@ -294,7 +300,8 @@ def _chunks(
     return vp, () if is_even else split_layers(PipelineSplit(**sizes, vp=vp))
 
 
-def _recompute(given: Arguments) -> tuple[Recompute, int, tuple[str, ...]]:
+def _recompute(given: Arguments) -> dict[str, Any]:
+    """Return the fields of recompute."""
     granularity = given.text("recompute_granularity", default=Recompute.NONE.value)
     if given.is_on("recompute_activations"):
         granularity = Recompute.SELECTIVE.value
@@ -313,10 +320,17 @@ def _recompute(given: Arguments) -> tuple[Recompute, int, tuple[str, ...]]:
             f"--recompute-granularity {granularity!r} is not known; choose from {', '.join(values)}"
         )
     recompute = Recompute(granularity)
-    is_block = given.text("recompute_method") == "block" and recompute is Recompute.FULL
+    method = given.text("recompute_method") if recompute is Recompute.FULL else ""
     is_listed = recompute is Recompute.SELECTIVE and modules != ("core_attn",)
-    num_layers = given.number("recompute_num_layers") if is_block else 0
-    return recompute, num_layers, modules if is_listed else ()
+    num_layers = given.number("recompute_num_layers")
+    return {
+        "recompute": recompute,
+        "recompute_num_layers": num_layers if method == "block" else 0,
+        "recompute_span": max(num_layers, 1) if method == "uniform" else 1,
+        "recompute_modules": modules if is_listed else (),
+        "distributes_saved_activations": recompute is Recompute.FULL
+        and given.is_on("distribute_saved_activations"),
+    }
 
 
 def _precision(given: Arguments) -> Precision:
@@ -456,11 +470,6 @@ def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -
         unmodelled_names.append("fp8_recipe")
     if set(_offloaded(given)) - OFFLOADED_MODULES:
         unmodelled_names.append("offload_modules")
-    is_uniform = given.text("recompute_method") == "uniform"
-    if is_uniform and given.number("recompute_num_layers") > 1:
-        # One input is retained for several layers, which are recomputed together; the model
-        # covers one layer at a time.
-        unmodelled_names.append("recompute_num_layers")
     if layout is not None and not layout.is_plain:
         unmodelled_names.append("pipeline_model_parallel_layout")
     return tuple(unmodelled_names)

@@ -63,6 +63,9 @@ UNMODELLED_SETTINGS: Mapping[str, Sequence[str]] = {
 }
 """Unmodelled settings that affect time or memory, with the values besides ``_OFF`` that disable
 them."""
+MOVES_ALONE = {quantity: frozenset(names) for quantity, names in NAMES["moves_alone"].items()}
+"""Unmodelled settings and variables that move one quantity alone, ``time`` or ``memory``; every
+other one may move both."""
 UNMODELLED_FACTOR = 2.0
 """Assumed factor by which an unmodelled option may change a step, unless a better one is known."""
 ASIDE = frozenset(NAMES["aside"])
@@ -216,6 +219,15 @@ def unmodelled_settings(args: object) -> tuple[str, ...]:
     words = {name: str(getattr(args, name, None)) for name in UNMODELLED_SETTINGS}
     used = [name for name, word in words.items() if word not in (*_OFF, *UNMODELLED_SETTINGS[name])]
     return (*used, *(name for name in SWITCHED_OFF if getattr(args, name, None) is False))
+
+
+def moves(name: str, quantity: str) -> bool:
+    """Return True if an unmodelled setting may move ``time`` or ``memory``.
+
+    >>> [moves(name, "memory") for name in ("use_sharp", "optimizer")]
+    [False, True]
+    """
+    return all(one == quantity or name not in names for one, names in MOVES_ALONE.items())
 
 
 def is_known(name: str) -> bool:

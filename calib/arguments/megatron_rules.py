@@ -189,6 +189,12 @@ def _of_recompute(config: RunConfig) -> Iterator[str]:
             "--distribute-saved-activations needs tp above 1 without --sequence-parallel; leave "
             "one of the two options out"
         )
+    if config.recomputes_all and any(num % config.recompute_span for num in config.chunk_layers):
+        # ``_checkpointed_forward`` asks for layers beyond the last one.
+        yield (
+            f"--recompute-num-layers {config.recompute_span} does not divide the "
+            f"{max(config.chunk_layers)} layers of a chunk; choose a divisor"
+        )
     if config.recompute is not Recompute.SELECTIVE:
         return
     if "moe_act" in modules and (experts is None or not experts.is_grouped):

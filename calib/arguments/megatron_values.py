@@ -212,7 +212,7 @@ def layout_values(config: RunConfig) -> Values:
         **{name: getattr(par, field) for field, name in PARALLEL_SWITCHES.items()},
         **sharding_values(par),
         **optimizer_values(config),
-        "cross_entropy_fusion_impl": None if config.keeps_fp32_logits else "te",
+        "cross_entropy_fusion_impl": _fusion_of(config),
         **_gradient_values(config),
         **_deferral_values(config),
     }
@@ -360,7 +360,7 @@ def _recompute_values(config: RunConfig) -> Values:
     values: Values = {"recompute_granularity": config.recompute.value}
     if config.recompute is Recompute.FULL:
         values["recompute_method"] = "block" if config.recompute_num_layers else "uniform"
-        values["recompute_num_layers"] = config.recompute_num_layers or 1
+        values["recompute_num_layers"] = config.recompute_num_layers or config.recompute_span
         values["distribute_saved_activations"] = config.distributes_saved_activations
     elif config.recompute_modules:
         values["recompute_modules"] = list(config.recompute_modules)
@@ -377,6 +377,12 @@ def _fp8_values(config: RunConfig) -> Values:
         "fp8_recipe": config.fp8.value,
         "fp8_param_gather": config.keeps_fp8_params,
     }
+
+
+def _fusion_of(config: RunConfig) -> str | None:
+    if config.fuses_head:
+        return "linear"
+    return None if config.keeps_fp32_logits else "te"
 
 
 def _deferral_values(config: RunConfig) -> Values:

@@ -438,8 +438,7 @@ def chunk_variants(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, i
     variants += _layer_variants(config, chunk, num_recomputed)
     if has_predictions:
         # If only some layers are recomputed (``block``), Megatron recomputes none of these.
-        is_whole = config.recompute is Recompute.FULL and not config.recompute_num_layers
-        variants.append(((BlockKind.PREDICTION, is_whole, False), 1))
+        variants.append(((BlockKind.PREDICTION, config.recomputes_all, False), 1))
     if chunk == config.parallelism.num_chunks - 1:
         variants.append(((BlockKind.HEAD, False, False), 1))
     return tuple(variants)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         host_nbytes,
         memory,
         memory_offset,
+        memory_with_offset,
         overhead_nbytes,
         stage_chunks,
         stage_parts,

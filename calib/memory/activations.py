@@ -130,12 +130,14 @@ def sizes(config: RunConfig) -> Sizes:
     par, nbytes = config.parallelism, config.precision.nbytes
     tokens = config.batch.micro_batch_size * config.local_seq_length
     share = par.tp if par.is_sequence_parallel else 1
-    # Each element includes its share of a block's scale: 8 bits + 8 per 32 elements (MXFP8), 4 bits
-    # + 8 per 16 elements (NVFP4); the other recipes have one scale for a whole tensor.
+    # Each element includes its share of a block's scale: 8 bits + 8 per 32 elements (MXFP8) or 32
+    # per 128 (``Float8BlockQuantizer``, 1 x 128), 4 bits + 8 per 16 elements (NVFP4); the other
+    # recipes have one scale for a whole tensor.
     element_nbytes = {
         Fp8Recipe.NONE: float(nbytes),
         Fp8Recipe.NVFP4: 0.5625,
         Fp8Recipe.MXFP8: 1.03125,
+        Fp8Recipe.BLOCKWISE: 1.03125,
     }
     return Sizes(
         tokens=tokens,

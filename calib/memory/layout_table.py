@@ -218,6 +218,7 @@ class LayoutMemory:
             ChunkLayers(
                 plain=_counts([one.plain for one in alike], index),
                 recomputed=_counts([one.recomputed for one in alike], index),
+                span=np.array([one.span for one in alike])[index],
             )
             for alike in zip(*chunk_lists, strict=True)
         ]
@@ -259,9 +260,9 @@ def _split_key(layout: RunConfig) -> Hashable:
     return (*degrees, layout.batch.micro_batch_size, layout.num_deferred_heads)
 
 
-def _shape_key(layout: RunConfig) -> Hashable:
+def _shape_key(layout: RunConfig) -> tuple[Hashable, ...]:
     par = layout.parallelism
-    return par.pp, par.vp, par.chunk_layers
+    return par.pp, par.vp, par.chunk_layers, layout.recompute_span
 
 
 def _pipeline_key(layout: RunConfig) -> Hashable:
@@ -271,7 +272,7 @@ def _pipeline_key(layout: RunConfig) -> Hashable:
     # Beyond this number of micro-batches, passes in flight do not grow: see ``in_flight``.
     enough = (2 * par.pp // (group * par.vp) + 4) * group if par.vp > 1 else 2 * par.pp
     num = min(layout.num_microbatches, enough)
-    return (par.pp, par.vp, num, group, par.chunk_layers, par.schedule, *sharding_key(layout))
+    return (*_shape_key(layout), num, group, par.schedule, *sharding_key(layout))
 
 
 def _distinct_stages(layout: RunConfig) -> list[int]:

@@ -30,6 +30,15 @@ CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
 """Workspace of each library handle that runs products (Hopper and later; 4 MiB before)."""
 
 
+LOSS_CHUNKS = 8
+"""Chunks of the sequence, one after the other, in torchtitan's ``ChunkedCELoss`` (2026; its default
+of ``num_chunks``)."""
+PIECE_WIDTH = 3072
+"""Columns of the table that Megatron's fused head takes at once (``LCE_BWD_VOCAB_SPLIT_SIZE`` of
+``fusions/linear_cross_entropy``, branch dev of 2026).  Liger takes as many tokens at once that the
+logits have about as many elements as the hidden states, which is like it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
     """Bytes and parameters of one layer of a kind; ``Number`` each."""
@@ -231,9 +240,11 @@ def _head_saved_nbytes(
 
 
 def _saved_logits_nbytes(config: RunConfig) -> float:
-    """Return the bytes saved by cross-entropy: fp32 probabilities, or the logits that its kernel
-    overwrites."""
+    """Return the bytes saved by cross-entropy: fp32 probabilities, the logits that its kernel
+    overwrites, or none with a fused head."""
     size = sizes(config)
+    if config.fuses_head:
+        return 0.0
     logits = size.tokens * config.model.vocab_size / config.parallelism.tp
     return logits * (4 if config.keeps_fp32_logits else size.nbytes)
 
@@ -243,15 +254,18 @@ def _loss_nbytes(config: RunConfig) -> float:
 
     Unfused, and under the fused implementation ``native``, an fp32 copy exists along with the
     logits; probabilities and then gradients take its place.  ``te`` overwrites the logits.  The
-    product gathers its input and scatters its gradient.
+    product gathers its input and scatters its gradient.  A fused head has the logits of one piece.
     """
     model, size = config.model, sizes(config)
     logits = size.tokens * model.vocab_size / config.parallelism.tp
+    # ``F.cross_entropy`` saves the log-softmax, and computes its gradient from that of the
+    # log-softmax: three fp32 tensors.  The 16-bit logits are freed by then, but their block is
+    # too small for any of these and remains unused.
+    whole = logits * (12 + (size.nbytes if size.nbytes < 4 else 0))
+    if config.fuses_head:
+        return _fused_head_nbytes(config, logits, whole)
     if _is_torch(config) or not takes_options(config):
-        # ``F.cross_entropy`` saves the log-softmax, and computes its gradient from that of the
-        # log-softmax: three fp32 tensors.  The 16-bit logits are freed by then, but their block is
-        # too small for any of these and remains unused.
-        return logits * (12 + (size.nbytes if size.nbytes < 4 else 0))
+        return whole
     in_loss = _saved_logits_nbytes(config)
     if config.keeps_fp32_logits and size.nbytes < 4:
         in_loss += logits * size.nbytes
@@ -260,6 +274,22 @@ def _loss_nbytes(config: RunConfig) -> float:
         grads += size.split_tokens * model.hidden_size
     placeholder = 0 if _has_placeholders(config) else _vocabulary_numel(config)
     return max(in_loss, (logits + grads + placeholder) * size.nbytes)
+
+
+def _fused_head_nbytes(config: RunConfig, logits: float, loss_nbytes: float) -> float:
+    """Return the peak of a fused head: the logits of one piece, the gradient of the hidden states,
+    summed in fp32, and that of the whole table, beside that of a piece of tokens.
+
+    ``logits`` are those of all pieces, ``loss_nbytes`` what PyTorch's loss would need for them.
+    """
+    size = sizes(config)
+    table = _vocabulary_numel(config) * size.nbytes
+    summed = size.tokens * config.model.hidden_size * 4 + table
+    if _is_torch(config):
+        piece = logits * size.nbytes / LOSS_CHUNKS
+        return summed + max(loss_nbytes / LOSS_CHUNKS, piece + table)
+    piece = min(logits, size.tokens * PIECE_WIDTH) * size.nbytes
+    return summed + piece + (0 if takes_options(config) else table)
 
 
 def _vocabulary_numel(config: RunConfig) -> int:

@@ -71,7 +71,8 @@ class MemoryEstimate(Encoded):
     offset_nbytes: int = 0
     """Measured peak of a layout minus its estimate."""
     open_nbytes: int = 0
-    """Deviation due to unstated widths of gradients and states; not a part of the total."""
+    """Deviation due to unstated widths of gradients and states, or to an offset that was measured
+    in another layout; not a part of the total."""
 
     @property
     def allocated_nbytes(self) -> int:
@@ -107,6 +108,21 @@ def memory(config: RunConfig, *, offset_nbytes: int = 0) -> MemoryEstimate:
     return max(stage_memories(config, offset_nbytes=offset_nbytes), key=lambda m: m.total_nbytes)
 
 
+def memory_with_offset(
+    config: RunConfig, measured: RunConfig, offset_nbytes: int
+) -> MemoryEstimate:
+    """Return the peak memory of a layout, with the offset of the one that was measured.
+
+    The offset may be the same in every layout (buffers, workspaces) or grow with what a layout
+    allocates; the difference of the two is a deviation.
+    """
+    estimate = memory(config, offset_nbytes=offset_nbytes)
+    allocated = estimate.allocated_nbytes - offset_nbytes
+    unlike = abs(offset_nbytes) * abs(1 - allocated / memory(measured).allocated_nbytes)
+    unmodelled = OPEN_FRAC * allocated if config.has_open_memory else 0.0
+    return replace(estimate, open_nbytes=round(math.hypot(unlike, unmodelled)))
+
+
 def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryEstimate]:
     """Return the peak memory of one rank of each stage."""
     par, all_modules = config.parallelism, module_bytes(config)
@@ -125,7 +141,7 @@ def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryE
             overhead_nbytes=overhead_nbytes(par, config.device),
             offset_nbytes=offset_nbytes,
         )
-        out.append(_opened(estimate) if config.has_open_widths else estimate)
+        out.append(_opened(estimate, config))
     return out
 
 
@@ -134,9 +150,18 @@ OPEN_GRADS_FRAC, OPEN_STATES_FRAC = 0.35, 0.22
 of NVIDIA's recipes reduce in 2 bytes of 4, a fifth stores 6 bytes of 12."""
 
 
-def _opened(estimate: MemoryEstimate) -> MemoryEstimate:
+OPEN_FRAC = math.log(2) / 1.645
+"""Deviation of what is allocated if a setting that moves memory is not modelled: a factor of 2 is
+the 90 % interval, as it is for a step."""
+
+
+def _opened(estimate: MemoryEstimate, config: RunConfig) -> MemoryEstimate:
     grads, states = estimate.grads_nbytes, estimate.optimizer_nbytes
-    deviation = math.hypot(OPEN_GRADS_FRAC * grads, OPEN_STATES_FRAC * states)
+    deviation = 0.0
+    if config.has_open_widths:
+        deviation = math.hypot(OPEN_GRADS_FRAC * grads, OPEN_STATES_FRAC * states)
+    if config.has_open_memory:
+        deviation = math.hypot(deviation, OPEN_FRAC * estimate.allocated_nbytes)
     return replace(estimate, open_nbytes=round(deviation))
 
 
@@ -163,9 +188,7 @@ def fit_probability(
     """
     allocated, overhead = estimate.allocated_nbytes, estimate.overhead_nbytes
     spread = SIGMA_FRAC_CALIBRATED if is_calibrated else SIGMA_FRAC
-    # A measured peak already reflects the true widths.
-    unsaid = 0 if is_calibrated else estimate.open_nbytes
-    sigma = math.hypot(spread * allocated, OVERHEAD_SIGMA_FRAC * overhead, unsaid)
+    sigma = math.hypot(spread * allocated, OVERHEAD_SIGMA_FRAC * overhead, estimate.open_nbytes)
     headroom_nbytes = capacity_nbytes - (1 + RESERVE_FRAC) * allocated - overhead
     if not sigma:
         return float(headroom_nbytes >= 0)
@@ -237,9 +260,12 @@ def stage_chunks(config: RunConfig, stage: int) -> list[ChunkLayers]:
 def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
     model, layers = config.model, config.layers_of(chunk)
     covered = recomputed_layers(config, chunk)
+    span = min(config.recompute_span, max(len(layers), 1)) if config.recomputes_all else 1
     if not model.layer_kinds and (model.experts is None or not model.experts.layer_pattern):
         (kind,) = layer_kinds(model)
-        return ChunkLayers(plain={kind: len(layers) - covered}, recomputed={kind: covered})
+        return ChunkLayers(
+            plain={kind: len(layers) - covered}, recomputed={kind: covered}, span=span
+        )
     plain, recomputed = (
         Counter(layer_kind(model, layer) for layer in part)
         for part in (layers[covered:], layers[:covered])
@@ -248,6 +274,7 @@ def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
     return ChunkLayers(
         plain={kind: plain[kind] for kind in kinds},
         recomputed={kind: recomputed[kind] for kind in kinds},
+        span=span,
     )
 
 

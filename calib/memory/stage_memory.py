@@ -121,6 +121,8 @@ class ChunkLayers:
     plain: Mapping[BlockKind, Number]
     recomputed: Mapping[BlockKind, Number]
     """Layers that are recomputed as a whole."""
+    span: Number = 1
+    """Those that are recomputed together, from one retained input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +260,7 @@ def _fullest_moment(
     """Return activations, the bytes that the loss adds, and units, at the fullest moment."""
     chunk_nbytes = [
         _total(chunk.plain, {kind: one.saved for kind, one in modules.layers.items()})
-        + sum(chunk.recomputed.values()) * modules.layer_input
+        - (-sum(chunk.recomputed.values()) // chunk.span) * modules.layer_input
         for chunk in chunks
     ]
     first = chunk_nbytes[0]
@@ -296,12 +298,20 @@ def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) ->
 
 
 def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
+    """Return the bytes at the peak of the fullest layer's backward pass.
+
+    ``CheckpointFunction`` of Megatron runs all layers of its span again before it goes back through
+    the last of them, so that the activations of each are present.
+    """
     most: Number = 0.0
+    span: Number = 1
+    for chunk in chunks:
+        span = np.maximum(span, chunk.span)
     for kind, one in modules.layers.items():
         plain = sum(chunk.plain[kind] for chunk in chunks)
         recomputed = sum(chunk.recomputed[kind] for chunk in chunks)
         most = np.maximum(most, np.where(np.asarray(plain) > 0, one.working, 0.0))
-        needed = one.recompute_working
+        needed = one.recompute_working + (span - 1) * one.saved
         most = np.maximum(most, np.where(np.asarray(recomputed) > 0, needed, 0.0))
     return most
 

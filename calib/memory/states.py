@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..workload import Engine, Precision, RunConfig
+from ..workload import Engine, Fp8Recipe, Precision, RunConfig
 
 Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""
@@ -125,8 +125,12 @@ def _buckets_nbytes(config: RunConfig) -> float:
 
 def _update_nbytes(config: RunConfig) -> float:
     """Return the update's working bytes per parameter of a shard: the fp32 copy that DeepSpeed
-    makes of 16-bit gradients, or the temporaries of PyTorch's ``foreach`` optimizer."""
+    makes of 16-bit gradients, the temporaries of PyTorch's ``foreach`` optimizer, or the 16-bit
+    copies of all weights that Transformer Engine makes to cast them to 8 bits at once
+    (``cast_master_weights_to_fp8``, which MXFP8 does not run)."""
     engine = config.parallelism.engine
+    if config.keeps_fp8_params and config.fp8 not in (Fp8Recipe.MXFP8, Fp8Recipe.NVFP4):
+        return float(config.precision.nbytes)
     if engine is Engine.TORCH and config.device != "cpu":
         return 4.0
     is_narrow = config.grad_nbytes < 4

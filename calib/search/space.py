@@ -251,6 +251,7 @@ def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object])
         recompute=Recompute.NONE,
         recompute_modules=(),
         recompute_num_layers=0,
+        recompute_span=1,
     )
 
 

@@ -209,6 +209,9 @@ class RunConfig(Encoded):
     """Layers of each chunk that are recomputed under ``FULL``; 0 means all."""
     recompute_modules: tuple[str, ...] = ()
     """Modules that are recomputed under ``SELECTIVE``, by Megatron's names; empty: core_attn."""
+    recompute_span: int = 1
+    """Consecutive layers that are recomputed together, from the input of their first, if all are
+    recomputed (``--recompute-method uniform --recompute-num-layers``)."""
     distributes_saved_activations: bool = False
     """The saved input of a recomputed layer is split over tp and gathered for the recompute."""
     hidden_dropout: float = 0.0
@@ -223,6 +226,9 @@ class RunConfig(Encoded):
     """Cross-entropy is one kernel (``--cross-entropy-loss-fusion``)."""
     keeps_fp32_logits: bool = True
     """The loss works on an fp32 copy of the logits; Transformer Engine's works in place."""
+    fuses_head: bool = False
+    """Output product and loss run together, piece by piece, so that whole logits never exist
+    (``--cross-entropy-fusion-impl linear``, Liger's head, torchtitan's chunked loss)."""
     fuses_gradient_accumulation: bool = switch("gradient_accumulation_fusion", default=True)
     """Weight gradients are accumulated within their products."""
     fuses_norms: bool = field(default=False, compare=False)
@@ -236,6 +242,8 @@ class RunConfig(Encoded):
     has_open_widths: bool = False
     """Bits of reduced gradients and optimizer states are unstated: Megatron's defaults are assumed,
     with wider intervals of time and memory."""
+    has_open_memory: bool = field(default=False, compare=False)
+    """A setting that moves memory is not modelled, so that memory may be off by a factor of 2."""
     optimizer_state_nbytes: int = 0
     """Bytes of optimizer states per parameter; 0: two moments in fp32 and, in mixed precision, a
     copy in fp32."""
@@ -281,6 +289,7 @@ class RunConfig(Encoded):
 
     def __post_init__(self) -> None:
         not_negative("recompute_num_layers", self.recompute_num_layers)
+        at_least_one("recompute_span", self.recompute_span)
         not_negative("optimizer_state_nbytes", self.optimizer_state_nbytes)
         not_negative("sharded_update_calls", self.sharded_update_calls)
         not_negative("head_deferral_limit", self.head_deferral_limit)
@@ -296,6 +305,11 @@ class RunConfig(Encoded):
     def num_microbatches(self) -> int:
         """Micro-batches of each rank in one step."""
         return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
+
+    @property
+    def recomputes_all(self) -> bool:
+        """True if every layer is recomputed as a whole."""
+        return self.recompute is Recompute.FULL and not self.recompute_num_layers
 
     def is_wide(self, layer: int) -> bool:
         """Return True if the layer's products stay in 16 bits in an fp8 model."""

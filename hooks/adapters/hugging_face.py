@@ -109,8 +109,16 @@ def _training_setup(args: Any, state: Any, optimizer: Any) -> TrainingSetup:
                 save_interval=every.get("save", 0),
             ),
             autocast_dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "",
+            fuses_head=fuses_head(args),
             framework=f"transformers {transformers.__version__}",
             num_microbatches=int(args.gradient_accumulation_steps),
         ),
         brackets=((trainer, "evaluate", EVAL), (trainer, "_save_checkpoint", SAVE)),
     )
+
+
+def fuses_head(args: Any) -> bool:
+    """Return True if Liger's head takes the place of logits and loss, as it does by default."""
+    kernels = getattr(args, "liger_kernel_config", None) or {}
+    is_on = getattr(args, "use_liger_kernel", False)
+    return bool(is_on and kernels.get("fused_linear_cross_entropy", True))

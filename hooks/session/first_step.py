@@ -43,6 +43,7 @@ class FrameworkSettings:
 
     cadence: Cadence = field(default_factory=Cadence)
     autocast_dtype: str = ""
+    fuses_head: bool = False
     framework: str = ""
     num_microbatches: int = 0
     """Micro-batches per step; 0 means as many as the first step ran."""
@@ -145,6 +146,7 @@ class FirstStep:
                 sharded_update_calls=0 if is_flattened(chain) else update_calls(optimizer),
                 element_dtype=_name(weight.dtype),
                 autocast_dtype=known.autocast_dtype or self._autocast_dtype,
+                fuses_head=known.fuses_head,
                 recomputes=any(attribute(m, "gradient_checkpointing") for m in tree(*chain[:1])),
                 cadence=known.cadence,
                 device=device_name(chain),

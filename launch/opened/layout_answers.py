@@ -841,6 +841,7 @@ def _memory_budget(config: RunConfig, machine: Machine) -> FittingLayouts | None
         steps=machine.steps,
         capacity_nbytes=machine.memory_capacity_nbytes,
         offset_nbytes=machine.memory_offset_nbytes,
+        measured=machine.running,
     )
 
 

@@ -18,12 +18,14 @@ from ...calib.arguments import (
     UNMODELLED_FACTOR,
     Described,
     is_of_library,
+    moves,
     program_of,
     reason,
     split_launcher,
 )
 from ...calib.errors import CalibrationError
 from ...calib.records import Cluster, Origin, StatedNodes
+from ...calib.units import format_bytes
 from ...calib.workload import Fp8Recipe, option_of
 
 if TYPE_CHECKING:
@@ -53,9 +55,10 @@ class OtherRun:
         and the machine's device, and its omissions in words; the machine's run if none is
         described.
 
-        The returned machine has wider intervals if something is left out.  Raises ``ConfigError``
-        if a command does not state its ranks and only imported tables, which are of other runs, are
-        known, and ``CalibrationError`` if something is left out that may change time or memory.
+        The returned machine has wider intervals if something is left out that may change time, and
+        the run more doubt of its memory if that may change it.  Raises ``ConfigError`` if a command
+        does not state its ranks and only imported tables, which are of other runs, are known, and
+        ``CalibrationError`` if something is left out that may change time.
         """
         running = machine.running
         if self.config is None and not self.command:
@@ -72,43 +75,55 @@ class OtherRun:
         )
         if described is None:
             return machine, running, ()
-        open_names = self.open_names(described, running if is_run else None)
+        measured = running if is_run else None
+        open_names = self.open_names(described, measured)
+        unsized = [n for n in _unmodelled(described, measured) if moves(n, "memory")]
+        config = replace(
+            described.config,
+            device=running.device,
+            framework=running.framework,
+            parallelism=_joined(described.config.parallelism, machine),
+            has_open_memory=bool(unsized),
+            unmodelled=tuple(n for n in described.config.unmodelled if moves(n, "time")),
+        )
         if open_names and not self.is_any_answer:
-            raise CalibrationError(open_names)
+            is_sized = not (unsized or described.unknown)
+            raise CalibrationError(open_names + (_memory_text(config) if is_sized else ""))
         excluded = {
             "not known and ignored": described.unknown,
             "left out by the model": described.config.unmodelled,
         }
         notes = [f"{what}: {', '.join(names)}" for what, names in excluded.items() if names]
-        notes += _missing_units(replace(described.config, device=running.device))
+        notes += _missing_units(config)
+        if unsized:
+            notes.append(
+                f"{_options(unsized)} not modelled: memory may be off by a factor of "
+                f"{UNMODELLED_FACTOR:g}"
+            )
         if open_names:
             notes.append(f"answered anyway, and may be off by a factor of {UNMODELLED_FACTOR:g}")
             steps = replace(machine.steps, omission_log=math.log(UNMODELLED_FACTOR))
             machine = replace(machine, steps=steps)
         machine = replace(machine, has_layout=described.has_layout or not machine.basis)
-        layout = _joined(described.config.parallelism, machine)
-        config = replace(
-            described.config, device=running.device, framework=running.framework, parallelism=layout
-        )
         return machine, config, (*described.notes, *notes)
 
     def open_names(self, described: Described, running: RunConfig | None) -> str:
-        """Return why a described run gets no number; options that ``running`` shares were measured.
+        """Return why the step of a described run gets no number; options that ``running`` shares
+        were measured.
 
         Empty if there is a number.
         """
-        measured = running.unmodelled if running is not None else ()
-        known = {*measured, *ASIDE, *ASIDE_VARIABLES}
-        unmodelled = [name for name in described.config.unmodelled if name not in known]
+        unmodelled = [n for n in _unmodelled(described, running) if moves(n, "time")]
         if unmodelled and self._program == "pretrain_mamba.py":
             return (
                 "layers of Mamba are not modelled before a run has timed them, so there is no "
                 "number; --anyway answers, and may be off by a factor of 2 more"
             )
         if unmodelled:
+            moved = "time or memory" if any(moves(n, "memory") for n in unmodelled) else "time"
             return (
-                f"{_options(unmodelled)} not modelled and may change time or memory, so there is "
-                "no number; --anyway answers, and may be off by a factor of 2 more"
+                f"{_options(unmodelled)} not modelled and may change {moved}, so there is no "
+                "number; --anyway answers, and may be off by a factor of 2 more"
             )
         # The measured steps of a run of the same script include the effect of its options.
         is_same = running is not None and running.program and running.program == self._program
@@ -133,6 +148,19 @@ class OtherRun:
         launcher, rest = split_launcher(self.command)
         end = len(self.command) - len(rest)
         return program_of(self.command[len(launcher) : end]) if end else ""
+
+
+def _memory_text(config: RunConfig) -> str:
+    from ...calib.memory import memory  # imports numpy
+
+    return f"; memory {format_bytes(memory(config).total_nbytes)}"
+
+
+def _unmodelled(described: Described, running: RunConfig | None) -> list[str]:
+    """Return the unmodelled settings that the steps of ``running`` do not include."""
+    measured = running.unmodelled if running is not None else ()
+    known = {*measured, *ASIDE, *ASIDE_VARIABLES}
+    return [name for name in described.config.unmodelled if name not in known]
 
 
 def _joined(layout: Parallelism, machine: Machine) -> Parallelism:

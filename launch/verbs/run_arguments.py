@@ -25,8 +25,8 @@ _REPEATED = {"action": "append"}
 _EVIDENCE = """
 --config FILE  another run over this calibration: Megatron's arguments as YAML or JSON, its log, a
                Hugging Face config.json, a checkpoint; or give its whole command after --
---anyway  answer although an option of that run is not modelled; its steps may be off by a factor
-          of 2 more
+--anyway  answer although an option of that run is not modelled; its steps or memory may be off
+          by a factor of 2 more
 --assume-no-effect NAME  an option of that run's own script changes neither time nor memory (may be
                          repeated)
 --also DIR  another directory whose measured steps count too (may be repeated)

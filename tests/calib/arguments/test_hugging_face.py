@@ -502,6 +502,27 @@ def test_a_loop_is_modelled_only_if_its_modules_are_recorded() -> None:
         from_training(JAMBA_MINI, training)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "is_fused"), [(None, True), ({"fused_linear_cross_entropy": False}, False)]
+)
+def test_ligers_head_keeps_no_logits(kernels: dict[str, bool] | None, is_fused: bool) -> None:
+    arguments = pytest.importorskip("transformers").TrainingArguments
+    fuses_head = pytest.importorskip("forerun.hooks.adapters.hugging_face").fuses_head
+    args = arguments("out", use_liger_kernel=True, liger_kernel_config=kernels)
+    assert fuses_head(args) is is_fused and not fuses_head(arguments("out"))
+    training = Training(
+        micro_batch_size=4,
+        seq_length=4096,
+        recomputes=True,
+        fuses_head=is_fused,
+        device="H100",
+        framework="transformers 5.23",
+    )
+    config = from_training(LLAMA3_8B, training)
+    logits = 4 * 4096 * config.model.vocab_size
+    assert memory(config).logits_nbytes == (0 if is_fused else 12 * logits)
+
+
 def test_a_sharded_loop_is_modelled_as_one_and_keeps_a_share_of_everything() -> None:
     gpt2: dict[str, Any] = {
         "model_type": "gpt2",

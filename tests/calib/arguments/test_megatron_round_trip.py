@@ -184,6 +184,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
     precision = draw(st.sampled_from(Precision))
     recompute = draw(st.sampled_from(Recompute))
     listed = st.sampled_from([(), ("mlp",), ("layernorm", "core_attn")])
+    is_full = recompute is Recompute.FULL
+    whole = st.integers(0, 1) if is_full else st.just(0)
     fields: dict[str, Any] = {
         "model": model,
         "batch": Batch(micro_batch_size=2, global_batch_size=64),
@@ -194,11 +196,13 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "attention": (attention := draw(st.sampled_from(Attention))),
         "fuses_norms": attention is not Attention.UNFUSED or draw(st.booleans()),
         "recompute": recompute,
-        "recompute_num_layers": draw(st.integers(0, 1)) if recompute is Recompute.FULL else 0,
+        "recompute_num_layers": (block := draw(whole)),
+        "recompute_span": draw(st.integers(1, 2)) if is_full and not block else 1,
         "recompute_modules": draw(listed) if recompute is Recompute.SELECTIVE else (),
         "distributes_saved_activations": recompute is Recompute.FULL and draw(st.booleans()),
         **(switches := {name: draw(st.booleans()) for name in CONFIG_SWITCHES}),
-        "keeps_fp32_logits": not switches["is_loss_fused"] or draw(st.booleans()),
+        "fuses_head": (fuses_head := switches["is_loss_fused"] and draw(st.booleans())),
+        "keeps_fp32_logits": fuses_head or not switches["is_loss_fused"] or draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
         "optimizer_state_nbytes": draw(st.sampled_from([0, 6, 10])),
         "offload_modules": draw(st.sampled_from([(), ("core_attn", "expert_fc1")])),
@@ -267,10 +271,12 @@ def test_options_lead_from_a_plain_layout_to_the_config(config: RunConfig) -> No
         keeps_fp8_params=False,
         recompute=Recompute.NONE,
         recompute_num_layers=0,
+        recompute_span=1,
         recompute_modules=(),
         distributes_saved_activations=False,
         is_loss_fused=False,
         keeps_fp32_logits=True,
+        fuses_head=False,
         fuses_gradient_accumulation=True,
         reduces_grads_in_bf16=config.precision is Precision.FP16,
         uses_cuda_graphs=False,
@@ -301,6 +307,7 @@ def test_a_rewritten_command_means_the_new_layout(first: RunConfig, data: st.Dat
         other = replace(first, parallelism=par, recompute=Recompute.NONE, recompute_num_layers=0)
         other = replace(other, recompute_modules=(), distributes_saved_activations=False)
         other = replace(other, is_loss_fused=not first.is_loss_fused, keeps_fp32_logits=True)
+        other = replace(other, recompute_span=1, fuses_head=False)
         if par.pp == 1:  # where nothing can wait
             other = replace(other, defers_head_gradients=False, head_deferral_limit=0)
     except ConfigError:

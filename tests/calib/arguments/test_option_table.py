@@ -8,13 +8,17 @@ import pytest
 
 from forerun.benchmarks.option_table import kind_of
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_options import ASIDE, NAMES
+from forerun.calib.arguments.megatron_options import ASIDE, MOVES_ALONE, NAMES
+from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Recompute
 
 LINE = (
     "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
     "--max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 8"
 )
+
+VARIABLES = NAMES["variables"]
+OPEN = ("left_out", "left_out_unless", "switched_off")
 
 
 def test_a_name_is_in_one_list_alone() -> None:
@@ -23,6 +27,10 @@ def test_a_name_is_in_one_list_alone() -> None:
         assert not set(NAMES[one]) & set(NAMES[other]), (one, other)
     settled = {name for kind in kinds if kind[:8] != "left_out" for name in NAMES[kind]}
     assert not ASIDE & settled
+    variables = {n for kind in ("left_out", "left_out_between_nodes") for n in VARIABLES[kind]}
+    unmodelled = variables | {n for kind in NAMES if kind in OPEN for n in NAMES[kind]}
+    moved = [name for names in MOVES_ALONE.values() for name in names]
+    assert len(moved) == len(set(moved)) and unmodelled >= set(moved)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +79,20 @@ def test_a_vocabulary_that_a_tokenizer_settles_is_said(more: str, size: int) -> 
     assert stated.config.model.vocab_size == 512 and not stated.notes
 
 
-@pytest.mark.parametrize(("num_layers", "is_modelled"), [("1", True), ("5", False)])
-def test_chunks_of_several_layers_are_not_taken_for_one(num_layers: str, is_modelled: bool) -> None:
+@pytest.mark.parametrize("num_layers", ["1", "2"])
+def test_chunks_of_several_layers_are_not_taken_for_one(num_layers: str) -> None:
     words = "--vocab-size 512 --recompute-granularity full --recompute-method uniform"
     more = [*words.split(), "--recompute-num-layers", num_layers]
-    results = config_from_command([*LINE.split(), *more]).config.unmodelled
-    assert ("recompute_num_layers" not in results) is is_modelled
+    config = config_from_command([*LINE.split(), *more]).config
+    assert (config.recompute_span, config.unmodelled) == (int(num_layers), ())
+
+
+def test_a_fused_head_is_read_and_an_unknown_loss_refused() -> None:
+    words = [*LINE.split(), *["--vocab-size", "512", "--cross-entropy-fusion-impl", "linear"]]
+    assert not config_from_command(words).config.fuses_head
+    assert config_from_command([*words, "--cross-entropy-loss-fusion"]).config.fuses_head
+    with pytest.raises(ConfigError, match="native, te, linear"):
+        config_from_command([*words[:-1], "own", "--cross-entropy-loss-fusion"])
 
 
 def test_a_variable_behind_a_switch_holds_further_options() -> None:

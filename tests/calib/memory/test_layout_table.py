@@ -23,6 +23,7 @@ Layout = Callable[..., RunConfig]
 CHOICES = (
     {},
     {"recompute": Recompute.FULL, "recompute_num_layers": 1},
+    {"recompute": Recompute.FULL, "recompute_span": 2},
     {"recompute": Recompute.SELECTIVE, "recompute_modules": ("mlp", "moe_act")},
 )
 EXPERTS = Experts(

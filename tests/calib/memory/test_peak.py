@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,11 +19,14 @@ from forerun.calib.memory.activations import (
 from forerun.calib.memory.peak import (
     COMMUNICATOR_NBYTES,
     CONTEXT_NBYTES,
+    fit_probability,
     memory,
     memory_offset,
+    memory_with_offset,
     stage_memories,
 )
 from forerun.calib.memory.stage_memory import in_flight
+from forerun.calib.regressors import Z_90
 from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
 from forerun.calib.timeline.schedules import peak_in_flight, stage_program
 from forerun.calib.workload.config import (
@@ -119,6 +123,20 @@ def test_full_recompute_keeps_inputs_and_one_layer_at_work(layout: Layout) -> No
         stage_memories(some)[stage].activations_nbytes
         < stage_memories(plain)[stage].activations_nbytes
     )
+
+
+def test_layers_recomputed_together_keep_one_input_and_are_all_present(layout: Layout) -> None:
+    plain = layout(pp=4, model={**WIDE, "num_layers": 16}, precision=Precision.BF16)
+    alone = replace(plain, recompute=Recompute.FULL)
+    peaks = [
+        stage_memories(replace(alone, recompute_span=span))[1].activations_nbytes
+        for span in (1, 2, 4, 9)
+    ]
+    num_passes, more = num_in_flight(alone, 1), layer(plain).saved_nbytes
+    for place, (num_inputs, num_others) in enumerate(((4, 0), (2, 1), (1, 3), (1, 3))):
+        inputs = num_passes * num_inputs * 2 * SBH
+        expected = inputs + num_others * more + layer(alone).recompute_working_nbytes
+        assert peaks[place] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +292,12 @@ def test_eight_bit_products_keep_one_byte_and_two_copies_of_weights(layout: Layo
     products = 2 * (4 * 64 * 64 + 2 * 64 * 128)
     extra = stage_memories(eight)[0].weights_nbytes - stage_memories(plain)[0].weights_nbytes
     assert extra == 2 * products
+    blocks = {
+        t.name: t.nbytes
+        for t in layer_tensors(replace(plain, fp8=Fp8Recipe.BLOCKWISE), BlockKind.LAYER)
+    }
+    # A scale in fp32 for each 128 elements.
+    assert blocks["activation output"] == by_name8["activation output"] * (1 + 4 / 128)
     preserved = replace(eight, keeps_fp8_params=True)
     assert stage_memories(preserved)[0].weights_nbytes == stage_memories(plain)[0].weights_nbytes
 
@@ -295,6 +319,44 @@ def test_an_offset_makes_the_own_layout_exact(layout: Layout) -> None:
     config = layout(dp=2)
     peak = memory(config).total_nbytes + 12345
     assert memory(config, offset_nbytes=memory_offset(config, peak)).total_nbytes == peak
+
+
+def test_a_cast_of_eight_bit_weights_takes_a_copy_in_sixteen(layout: Layout) -> None:
+    wide = {"hidden_size": 4096, "ffn_hidden_size": 16384, "has_bias": False}
+    common = {"precision": Precision.BF16, "device": "H100", "recompute": Recompute.FULL}
+    par = {"is_optimizer_distributed": True}
+    config = layout(dp=2, model=wide, par=par, fp8=Fp8Recipe.BLOCKWISE, **common)
+    config = replace(config, keeps_fp8_params=True)
+    plain, cast = memory(replace(config, fp8=Fp8Recipe.MXFP8)), memory(config)
+    states = 12 // 2 * parameters(config, 0)
+    assert plain.optimizer_nbytes == states
+    passing = cast.activations_nbytes + cast.logits_nbytes
+    assert cast.optimizer_nbytes == states + parameters(config, 0) - passing
+
+
+def test_a_factor_of_two_is_the_interval_of_memory_that_is_not_modelled(layout: Layout) -> None:
+    config = layout(dp=2, device="H100", has_open_memory=True)
+    for one in (memory(config), memory_with_offset(config, config, 0)):
+        doubled = one.allocated_nbytes * math.exp(Z_90 * one.open_nbytes / one.allocated_nbytes)
+        assert doubled == pytest.approx(2 * one.allocated_nbytes, rel=1e-3)
+
+
+@pytest.mark.parametrize("offset", [-20_000, 20_000])
+def test_an_offset_of_another_layout_is_not_taken_over_whole(layout: Layout, offset: int) -> None:
+    """It may be a constant or a share: what the two readings differ by is a deviation."""
+    measured = layout(dp=2, device="H100")
+    assert memory_with_offset(measured, measured, offset).open_nbytes == 0
+    other = layout(dp=2, device="H100", model={"num_layers": 16})
+    small, large = (memory(one).allocated_nbytes for one in (measured, other))
+    result = memory_with_offset(other, measured, offset)
+    assert result.allocated_nbytes == large + offset
+    as_share = round(large * (1 + offset / small))
+    assert result.open_nbytes == pytest.approx(abs(as_share - result.allocated_nbytes), abs=1)
+    sure, unsure = (
+        fit_probability(one, int(1.1 * result.device_nbytes), is_calibrated=True)
+        for one in (replace(result, open_nbytes=0), result)
+    )
+    assert 0.5 < unsure < sure
 
 
 @pytest.mark.parametrize(("limit", "waiting"), [(0, 8), (3, 3), (20, 8)])

@@ -142,32 +142,72 @@ def test_the_loss_of_pytorch_holds_three_copies_in_fp32(layout: Layout, dtype: s
     )
 
 
+def test_a_chunked_head_holds_the_logits_of_one_chunk(layout: Layout) -> None:
+    """Product, loss and both backward passes of each eighth of the tokens, as in torchtitan, whose
+    gradients of hidden states are summed in fp32."""
+    torch = pytest.importorskip("torch")
+    vocabulary = 4096
+    config = titan(layout, fuses_head=True)
+    large = replace(config, model=replace(config.model, vocab_size=vocabulary))
+    table = 2 * vocabulary * HIDDEN  # which the mode counts too, as it is seen in views
+    alive = _most_alive_in_chunks(torch, vocabulary) - table
+    assert module_bytes(large).loss == pytest.approx(alive, rel=0.02)
+    whole = module_bytes(replace(large, fuses_head=False)).loss
+    assert module_bytes(large).loss < whole / 3
+
+
 def _most_alive(torch: Any, dtype: Any, vocabulary: int) -> int:
     """Bytes in the backward pass of a loss, as storages come and go."""
-    sizes: dict[int, int] = {}
-    most = 0
+    logits = torch.randn(TOKENS, vocabulary, dtype=dtype, requires_grad=True)
+    labels = torch.randint(vocabulary, (TOKENS,))
+    with (alive := _alive(torch)):
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+        alive.most = 0
+        loss.backward()
+    return alive.most
+
+
+def _most_alive_in_chunks(torch: Any, vocabulary: int) -> int:
+    hidden = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    table = torch.randn(vocabulary, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.randint(vocabulary, (TOKENS,))
+    with (alive := _alive(torch)):
+        grads = torch.zeros(TOKENS, HIDDEN)
+        for some, targets, part in zip(
+            hidden.chunk(8), labels.chunk(8), grads.chunk(8), strict=True
+        ):
+            one = some.detach().requires_grad_()
+            logits = torch.nn.functional.linear(one, table).float()
+            loss = torch.nn.functional.cross_entropy(logits, targets)
+            del logits
+            loss.backward()
+            part.copy_(one.grad)
+    return alive.most
+
+
+def _alive(torch: Any) -> Any:
+    """A mode whose ``most`` is the most bytes of storages that operators made and were alive."""
 
     class Alive(torch.utils._python_dispatch.TorchDispatchMode):
+        most = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.sizes: dict[int, int] = {}
+
         def __torch_dispatch__(
             self, op: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            nonlocal most
             out = op(*args, **(kwargs or {}))
             for tensor in torch.utils._pytree.tree_leaves(out):
                 storage = tensor.untyped_storage()
-                if storage.nbytes() and storage.data_ptr() not in sizes:
-                    sizes[storage.data_ptr()] = storage.nbytes()
-                    weakref.finalize(storage, sizes.pop, storage.data_ptr())
-            most = max(most, sum(sizes.values()))
+                if storage.nbytes() and storage.data_ptr() not in self.sizes:
+                    self.sizes[storage.data_ptr()] = storage.nbytes()
+                    weakref.finalize(storage, self.sizes.pop, storage.data_ptr())
+            self.most = max(self.most, sum(self.sizes.values()))
             return out
 
-    logits = torch.randn(TOKENS, vocabulary, dtype=dtype, requires_grad=True)
-    labels = torch.randint(vocabulary, (TOKENS,))
-    with Alive():
-        loss = torch.nn.functional.cross_entropy(logits.float(), labels)
-        most = 0
-        loss.backward()
-    return most
+    return Alive()
 
 
 def test_there_is_no_gradient_of_a_unit_at_the_loss(layout: Layout) -> None:

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.arguments.megatron_options import ASIDE, SPELLED, UNMODELLED_SETTINGS
+from forerun.calib.arguments.megatron_options import (
+    ASIDE,
+    MOVES_ALONE,
+    SPELLED,
+    UNMODELLED_SETTINGS,
+)
 from forerun.launch.cli import ExitCode, main
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -21,7 +26,9 @@ LINE = (
 Out = pytest.CaptureFixture[str]
 READ_ELSEWHERE = {"spec", "yaml_cfg", "is_hybrid_model", "decoder_num_layers"}
 """Names whose values are words of their own kind, or that have no option."""
-OPTIONS = sorted(set(UNMODELLED_SETTINGS) - ASIDE - READ_ELSEWHERE - SPELLED.keys())
+OPTIONS = sorted(
+    set(UNMODELLED_SETTINGS) - ASIDE - READ_ELSEWHERE - SPELLED.keys() - MOVES_ALONE["memory"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +56,43 @@ def test_what_is_not_modelled_has_no_number(home: Path, capsys: Out, name: str) 
     output = capsys.readouterr()
     assert not output.out and len(output.err.splitlines()) == 1
     assert option in output.err and "--anyway" in output.err
+
+
+def test_a_step_stays_where_an_option_moves_memory_alone(home: Path, capsys: Out) -> None:
+    capacity = ("--device", "H100")
+    plain = predicted(home, capsys, verb_options=capacity)
+    option = "--megatron-fsdp-max-pool-double-buffer"
+    answer = predicted(home, capsys, option, verb_options=capacity)
+    assert [answer[n] for n in ("step_time_s", "low_s", "high_s")] == [
+        plain[n] for n in ("step_time_s", "low_s", "high_s")
+    ]
+    # Twice as much would fit as well.
+    assert plain["verdict"] == answer["verdict"] == "fits"
+    assert answer["memory"]["open_nbytes"] > plain["memory"]["open_nbytes"]
+    assert option in " ".join(answer["left_out"])
+
+
+def test_a_layout_that_fits_by_less_than_a_factor_of_two_is_tight(home: Path, capsys: Out) -> None:
+    line = LINE.replace("--num-layers 2 --hidden-size 64", "--num-layers 40 --hidden-size 4096")
+    option, bf16 = "--megatron-fsdp-max-pool-double-buffer", "--bf16 --use-distributed-optimizer"
+    for words, verdict in (((), "fits"), ((option,), "tight")):
+        command = ["--", *line.replace("node 2", "node 8").split(), *bf16.split(), *words]
+        assert main(["predict", str(home), "--json", "--device", "H100", *command]) == 0
+        assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+
+
+def test_memory_stays_where_an_option_moves_time_alone(home: Path, capsys: Out) -> None:
+    capacity = ("--device", "H100")
+    assert run_predict(home, "--use-sharp", verb_options=capacity) == ExitCode.NO_DATA
+    errors = capsys.readouterr().err
+    assert "may change time, so" in errors and "; memory " in errors
+    anyway = predicted(home, capsys, "--use-sharp", verb_options=(*capacity, "--anyway"))
+    plain = predicted(home, capsys, verb_options=capacity)
+    assert anyway["memory"] == plain["memory"]
+    assert run_predict(home, "--use-sharp", "--optimizer", "muon") == ExitCode.NO_DATA
+    assert "; memory " not in capsys.readouterr().err
+    muon = predicted(home, capsys, "--optimizer", "muon", verb_options=(*capacity, "--anyway"))
+    assert muon["memory"]["open_nbytes"] > plain["memory"]["open_nbytes"]
 
 
 def test_anyway_answers_with_an_interval_that_is_wider_and_marked(home: Path, capsys: Out) -> None:
