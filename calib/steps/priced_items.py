@@ -22,7 +22,7 @@ from ..workload import (
     PositionEmbedding,
     RunConfig,
 )
-from .base_times import BaseTimes, decomposed, mean_scores_frac
+from .base_times import BaseTimes, GenericAttention, decomposed, mean_scores_frac
 from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 
 Kind = OperatorKind
@@ -142,11 +142,11 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
-    shift, sigma = base.conditions.generic_attention
-    for place, is_stated in _generic_attention(compiled).items() if sigma else ():
+    generic = base.conditions.generic_attention
+    for place, (shift, sigma) in _generic_attention(compiled, generic).items() if generic else ():
         if estimates.sources[place] is Source.PRIOR:
             out[place] *= math.exp(shift)
-            sigma_log[place] = sigma_log[place] if is_stated else sigma
+            sigma_log[place] = sigma or sigma_log[place]
     if base.conditions.has_norms_inside:
         # The products' times include them.
         inside = [place for place, item in enumerate(compiled.items) if _is_fused_norm(item)]
@@ -162,14 +162,18 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     return replace(estimates, time_s=out, sigma_log=sigma_log)
 
 
-def _generic_attention(compiled: Compiled) -> dict[int, bool]:
-    """Return the indices of attention that may run in a kernel not made for the device, and True
-    for those whose kernel is stated."""
+def _generic_attention(
+    compiled: Compiled, generic: GenericAttention
+) -> dict[int, tuple[float, float]]:
+    """Return the log ratio and deviation of attention that may run in a kernel not made for the
+    device, by its index."""
     index = {item: place for place, item in enumerate(compiled.items)}
     return {
-        index[operator]: not config.is_attention_unstated
+        index[operator]: generic.ratio(
+            operator.phase, is_stated=generic.is_only_one or not config.is_attention_unstated
+        )
         for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
-        if config.is_attention_generic
+        if (config.may_run_flash_2 if generic.is_only_one else config.is_attention_generic)
         for operator, _ in block.operators
         if operator.kind is Kind.CORE_ATTENTION
     }
