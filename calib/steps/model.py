@@ -32,7 +32,7 @@ from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, un
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
-from .scales import BOOST, FLOOR, GROWTH, UNMODELLED, effects_of, releases_of
+from .scales import BOOST, FLOOR, GROWTH, RELEASE, effects_of, releases_of
 from .slices import layout_slices
 
 ERROR_INFLATION = 1.8124611228 / Z_90
@@ -310,7 +310,7 @@ class FittedSteps:
         learned = set(known)
         if self.posterior is None:
             # The priors are those of some release, whichever it is.
-            learned |= {one for one in layouts.releases if one[0] != UNMODELLED}
+            learned |= {one for one in layouts.releases if one[0] == RELEASE}
         fresh = [place for name, place in places.items() if name not in learned]
         logs.append(slopes[:, fresh] * layouts.sigma_log[fresh])
         names += [_label(layouts.constants[place]) for place in fresh]

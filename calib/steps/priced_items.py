@@ -233,17 +233,20 @@ def _stack_operators(
 ) -> tuple[Operator, ...]:
     """Return the operators timed in place of a layout's operator, or the operator itself.
 
-    Eager stacks run RMSNorm and rotation as chains of calls.
+    Eager stacks run RMSNorm and rotation as chains of calls: those that tables time so, and models
+    of transformers (``LlamaRMSNorm.forward``, ``apply_rotary_pos_emb``).
     """
+    is_chain = config.is_eager_torch and config.framework.startswith("transformers")
     model, phase = config.model, operator.phase
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
     is_rms = model.normalization is Normalization.RMS_NORM
     if operator.kind in (Kind.NORM, Kind.FUSED_NORM):
-        if is_rms and base.has(Kind.RMS_NORM, phase):
+        if is_rms and (is_chain or base.has(Kind.RMS_NORM, phase)):
             return (replace(operator, kind=Kind.RMS_NORM, phase=phase),)
         return (replace(operator, kind=Kind.NORM),)
     is_rotated = model.position_embedding is PositionEmbedding.ROPE
-    if operator.kind is Kind.POSITION and is_rotated and base.has(Kind.ROTARY, phase):
+    has_rotary = is_chain or base.has(Kind.ROTARY, phase)
+    if operator.kind is Kind.POSITION and is_rotated and has_rotary:
         heads, micro = model.num_attention_heads, config.batch.micro_batch_size
         shape = (model.seq_length, micro, heads // config.parallelism.tp, model.kv_channels)
         return (replace(operator, kind=Kind.ROTARY, phase=phase, shape=shape),)

@@ -387,6 +387,11 @@ class RunConfig(Encoded):
         return self.is_attention_generic and not is_stated
 
     @property
+    def is_eager_torch(self) -> bool:
+        """True under PyTorch's own stack without ``torch.compile``, as its user said."""
+        return self.parallelism.engine is Engine.TORCH and not self.is_compiled
+
+    @property
     def has_norms_inside(self) -> bool:
         """True if norms run inside products: never on the CPU, only under Megatron."""
         is_possible = self.device != "cpu" and self.parallelism.engine is Engine.MEGATRON

@@ -87,8 +87,9 @@ class OtherRun:
             machine = replace(machine, steps=steps)
         machine = replace(machine, has_layout=described.has_layout or not machine.basis)
         layout = _joined(described.config.parallelism, machine)
+        framework = described.config.framework or running.framework
         config = replace(
-            described.config, device=running.device, framework=running.framework, parallelism=layout
+            described.config, device=running.device, framework=framework, parallelism=layout
         )
         return machine, config, (*described.notes, *notes)
 
