@@ -146,11 +146,11 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
     both = (*_FORWARD, *_BACKWARD)
     return (
         # Levels of 37 public calibrations (device, stack, precision) lie 0.10 apart, and their
-        # attention relative to that 0.1.
-        Scale(name="compute", log_sigma=0.12, weight=_of(_PASSES, both)),
+        # attention relative to that as much.
+        Scale(name="compute", log_sigma=0.1, weight=_of(_PASSES, both)),
         Scale(name="backward", log_sigma=0.1, weight=_of(_PASSES, _BACKWARD)),
         *((_TF32,) if known.has_tf32 else ()),
-        Scale(name="attention", log_sigma=0.15, weight=_of(_ATTENTION, both)),
+        Scale(name="attention", log_sigma=0.1, weight=_of(_ATTENTION, both)),
         Scale(name="memory", log_sigma=0.3, weight=_of(_MEMORY, both)),
         Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, both)),
         Scale(
