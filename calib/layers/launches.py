@@ -71,8 +71,6 @@ products of each expert, and the casts of its operands, separately.  Host-bound 
 12.5 ms for both passes with 16 experts (Qwen3 30B on B200 and GB200), at most 8 ms with 4 (Qwen3
 235B on GB200)."""
 _EXPERTS_OF_RANK = 8
-_LAYERS_OF_EXPERTS = 4.0
-"""Launches of a layer of grouped experts over those of a dense one (``EXPERT_LAUNCHES``)."""
 _GRACE = ("gh200", "gh-96", "gb200", "gb300")
 _GRACE_LAUNCHES = 1.3
 """Launch time on a Grace host over that on x86: GH200 is host-bound up to four times the batch at
@@ -104,13 +102,9 @@ def launched_frac(config: RunConfig, kind: BlockKind) -> float:
     if experts.rank_capacity_factor:
         # The host does not wait for counts, and one fused product launches all experts.
         return base_frac
-    num_experts = experts.num_experts / config.parallelism.ep
+    experts_ratio = experts.num_experts / config.parallelism.ep / _EXPERTS_OF_RANK
     stopped = _DROPLESS * (_FUSED if experts.dispatcher is Dispatcher.FLEX else 1.0)
-    of_each = stopped * _OF_EACH * num_experts / _EXPERTS_OF_RANK
-    if not experts.is_grouped:
-        # One after the other, each as a dense layer's MLP (``SequentialMLP.forward``, core 0.16.1).
-        of_each = max(of_each, _DENSE["mlp"] * num_experts / _LAYERS_OF_EXPERTS)
-    layer_frac = whole_frac * (stopped * (1.0 - _OF_EACH) + of_each)
+    layer_frac = whole_frac * stopped * (1.0 - _OF_EACH + _OF_EACH * experts_ratio)
     # The attention before it is a layer of its own, which does not wait.
     return layer_frac - (whole_frac - base_frac)
 

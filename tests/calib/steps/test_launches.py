@@ -102,19 +102,6 @@ def test_buffers_of_a_stated_size_spare_the_host_its_wait() -> None:
     assert seconds(static) < seconds(config())
 
 
-def test_experts_one_after_the_other_each_launch_an_mlp() -> None:
-    """``SequentialMLP.forward`` of core 0.16.1 calls its experts in a loop: each is a dense layer's
-    MLP, 0.4 of a layer's launches, of which a layer of grouped experts has four times as many."""
-
-    def of_sequential(num_experts: int) -> float:
-        experts = replace(EXPERTS, num_experts=num_experts, is_grouped=False)
-        return launched_frac(config(experts=experts), BlockKind.EXPERT_LAYER)
-
-    assert of_sequential(16 * 64) - of_sequential(16 * 32) == pytest.approx(32 * 0.4 / 4)
-    grouped = config(experts=replace(EXPERTS, num_experts=16 * 64))
-    assert of_sequential(16 * 64) > 1.3 * launched_frac(grouped, BlockKind.EXPERT_LAYER)
-
-
 def test_a_grace_host_is_slower_where_launches_bound_a_layer_and_nowhere_else() -> None:
     """One layer's launches last longer by one factor; work that hides them, or a graph, by none."""
     x86 = FittedSteps(base=prior_times("B200", is_attention_fused=True))
