@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from forerun.benchmarks.published.rows import TableFamily
+from forerun.calib.arguments import with_torch_states as torch_states
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers import (
     SPLIT_COLUMNS,
@@ -220,14 +221,8 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
 
 
 def with_torch_states(row: StepRow) -> StepRow:
-    """Return the row under PyTorch's own FSDP: weights, gradients and both moments in fp32, 16
-    bytes for each parameter; weights and gradients are counted at the width of their transfers."""
-    config = row.config
-    if config.precision is Precision.FP32 or config.reduces_grads_in_bf16:
-        # Weights and gradients take 2 bytes each, and the optimizer 12, which is the default.
-        return row
-    states = 16 - config.precision.nbytes - 4
-    return replace(row, config=replace(config, optimizer_state_nbytes=states))
+    """Return the row with the states of PyTorch's own FSDP."""
+    return replace(row, config=torch_states(row.config))
 
 
 def spread_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:

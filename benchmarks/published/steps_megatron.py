@@ -21,6 +21,7 @@ from forerun.benchmarks.published.step_records import (
     step_row,
     with_torch_states,
 )
+from forerun.calib.arguments import on_stack
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers import ZERO, with_split_columns
 from forerun.calib.records import StepKind, StepRow, Trait
@@ -158,20 +159,10 @@ def read_small_tables(record: Record) -> StepRow:
 
 
 def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
-    """Return the row with FSDP2, the loss and the checkpoints of PyTorch; a pipeline retains
-    gathered weights, and reduces its gradients once (``apply_fsdp``,
-    ``backward_maybe_with_nosync``)."""
-    par = row.config.parallelism
-    par = replace(
-        par,
-        engine=Engine.TORCH,
-        regathers_weights=par.pp == 1,
-        keeps_grads_whole=par.pp > 1,
-    )
+    """Return the row with FSDP2, the loss and the checkpoints of PyTorch."""
     is_compiled = bool(_note_stack(record))
     config = replace(
-        row.config,
-        parallelism=par,
+        on_stack(row.config, row.config.framework),
         is_compiled=is_compiled,
         # Every second of seven products is saved, and no activation: the nearest in time is the
         # MLP.

@@ -22,13 +22,14 @@ NOT_CHOSEN: Mapping[str, str] = {
     "data sheets, specifications and measurements of others": """
         network.once_per_node: _LATENCY_S
         network.nccl_tuner: _PAIR_RING_FRAC
-        steps.base_times: _MMA_FRAC
+        steps.base_times: _MMA_FRAC _FLASH_2_FRACS
         network.cluster: SLOT_BYTES_PER_S _C2C _SHARED_C2C
         network.cluster: _SLOT_GENERATIONS
         network.systems: _VOLTA _AMPERE _HOPPER _CUT_HOPPER _BLACKWELL _CDNA3 _CDNA4 _FASTER_CARDS
         _RACK _PRIORS _LAUNCHES_S LATENCY_SIGMA_LOG
         network.topology: _MESH_PEERS _CUBE_OCTAVES _CARDS _USUAL_GPUS
-        fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _AMD _GENERATIONS _OTHER _TF32_YEAR
+        fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _CDNA3 _CDNA4 _GENERATIONS _OTHER
+        _TF32_YEAR
         fit.laws: _CACHE_NBYTES
         steps.scales: _SERVERS _GRACE
         steps.operator_tables: _CARDS""",

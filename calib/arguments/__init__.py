@@ -69,5 +69,6 @@ if TYPE_CHECKING:
         program_name,
         unsupported_options_reason,
     )
+    from .torch_stacks import TITAN, on_stack, titan_options, with_torch_states
 
 __getattr__ = lazy_getattr(__name__)

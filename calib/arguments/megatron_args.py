@@ -12,6 +12,7 @@ from ..workload import (
     ArgumentValue,
     AttentionWindow,
     Batch,
+    Engine,
     Experts,
     ModelShape,
     OpaqueLayer,
@@ -75,13 +76,15 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
     """
     given = _parsed(argv)
     values = {**_preserved_values(config, given), **given}
+    if config.parallelism.engine is Engine.TORCH:
+        values.setdefault("framework", config.framework)
     if "data_parallel_size" in given and "world_size" not in given:
         values.pop("world_size")
     if "recompute_num_layers" in given:
         values.setdefault("recompute_method", "block")
     parsed_config = from_namespace(SimpleNamespace(**values))
     new_config = as_given(_with_inexpressible(parsed_config, config), values)
-    if "transformer_impl" in given:
+    if given.keys() & {"transformer_impl", "framework"}:
         new_config = replace(new_config, fuses_norms=parsed_config.fuses_norms)
     unmodelled = dict.fromkeys((*config.unmodelled, *new_config.unmodelled))
     return replace(new_config, unmodelled=tuple(unmodelled))
@@ -368,14 +371,15 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
         parallelism=replace(
             parsed_config.parallelism,
             schedule=config.parallelism.schedule,
-            keeps_grads_whole=config.parallelism.keeps_grads_whole,
+            keeps_grads_whole=parsed_config.parallelism.keeps_grads_whole
+            or config.parallelism.keeps_grads_whole,
             prefetches_backward=config.parallelism.prefetches_backward,
         ),
         fuses_norms=config.fuses_norms,
         has_open_memory=config.has_open_memory,
         sharded_update_calls=config.sharded_update_calls,
         device=config.device,
-        framework=config.framework,
+        framework=parsed_config.framework or config.framework,
         program=config.program,
         absent=config.absent,
         given=config.given,

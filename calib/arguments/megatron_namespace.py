@@ -38,6 +38,7 @@ from .hybrid_pattern import HybridPattern, segments_of, with_pattern
 from .megatron_model import model_shape
 from .megatron_options import PARALLEL_SWITCHES, unmodelled_settings
 from .megatron_values import AS_ELSEWHERE, fsdp_dtypes, with_sharding, with_states
+from .torch_stacks import on_stack
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
@@ -95,7 +96,7 @@ def from_namespace(args: object) -> RunConfig:
         **_recompute(given),
         **_kernels(given, precision),
     )
-    return with_states(config, given)
+    return on_stack(with_states(config, given), given.text("framework"))
 
 
 def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
@@ -116,6 +117,7 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         "head_deferral_limit": given.number("wgrad_deferral_limit") if is_deferred else 0,
         "offload_modules": _offloaded(given),
         "uses_cuda_graphs": _uses_graphs(given),
+        "is_compiled": given.is_on("torch_compile"),
         "cuda_graph_scope": _graph_scope(given),
     }
 

@@ -7,7 +7,7 @@ reach.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..network import NetworkPrior, network_prior, with_domains_as_nodes
 from .laws import Ceilings
@@ -35,8 +35,9 @@ _NVIDIA = Attainable(frac=0.77, sigma_log=0.08, ceiling_frac=0.87)
 2 and 1 bytes (Bekman, Machine Learning Engineering, maximum achievable FLOPS). The deviation is
 0.07 for the best shapes, the rest is for others. Error from small to large products in 2 and 1
 bytes: 8.5 and 11.8 % with each card's own entry, 7.7 and 13.2 with the mean."""
-_AMD = Attainable(frac=0.6, sigma_log=0.15, ceiling_frac=0.68)
-"""From MI300X 0.51, MI325X 0.60 and MI355X 0.68 in the same table."""
+_CDNA3 = Attainable(frac=0.555, sigma_log=0.15, ceiling_frac=0.68)
+_CDNA4 = replace(_CDNA3, frac=0.68)
+"""MI300X 0.51 and MI325X 0.60, MI355X 0.68 in the same table."""
 
 
 YEARS_A_STEP = 2.0
@@ -82,10 +83,10 @@ _GENERATIONS = {
         Generation(name="cdna2", year=2021, vendor="amd"),
         Generation(name="hopper", year=2022, has_fp8=True, attainable=_NVIDIA),
         Generation(name="ada", year=2023, has_fp8=True),
-        Generation(name="cdna3", year=2023, vendor="amd", has_fp8=True, attainable=_AMD),
+        Generation(name="cdna3", year=2023, vendor="amd", has_fp8=True, attainable=_CDNA3),
         Generation(name="blackwell", year=2024, has_fp8=True, attainable=_NVIDIA),
         Generation(name="gb20x", year=2025, has_fp8=True),
-        Generation(name="cdna4", year=2025, vendor="amd", has_fp8=True, attainable=_AMD),
+        Generation(name="cdna4", year=2025, vendor="amd", has_fp8=True, attainable=_CDNA4),
     )
 }
 _OTHER = Generation(name="unknown", year=2022, vendor="unknown")

@@ -8,6 +8,7 @@ any source can be left out.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -283,7 +284,6 @@ def _prior(
     if device == "cpu":
         return None
     device_generation = generation(device)
-    is_product = family(kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
     groups: defaultdict[tuple[float, str, int], list[SourceRates]] = defaultdict(list)
     for source in _sources(without):
         if source.pool == pool_name(kind, phase):
@@ -300,36 +300,56 @@ def _prior(
         return None
     nearest = min(groups, key=lambda k: (k[0], -sum(s.num_rows for s in groups[k]), k))
     sources = [*groups[nearest]]
-    if is_product and nearest[1] != device_generation.name:
+    if _is_product(kind) and nearest[1] != device_generation.name:
         same_generation_keys = [key for key in groups if key[1] == device_generation.name]
         sources += groups[min(same_generation_keys)] if same_generation_keys else []
     return _joined(
         sources,
         _spreads(without)[family_name(kind)],
-        is_product=is_product,
+        kind=kind,
         steps=nearest[0],
-        ceilings=data_sheet(known, element_nbytes),
-        num_units=known.num_units,
+        device=known,
+        element_nbytes=element_nbytes,
     )
+
+
+def _is_product(kind: OperatorKind) -> bool:
+    return family(kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
+
+
+def _moved_flop_log(source: SourceRates, device: DevicePrior, element_nbytes: int) -> float:
+    """Return the log factor of the source's FLOP on the device: the same share of what large
+    products reach there, which is the most; unchanged on one generation or if never measured."""
+    there = device_prior(source.device).attainable(source.element_nbytes)
+    here, log_factor = device.attainable(element_nbytes), source.flop_log_factor
+    if source.generation == device.generation or not (there and here):
+        return log_factor
+    return max(log_factor + math.log(there.frac / here.frac), -math.log(here.frac))
 
 
 def _joined(
     sources: Sequence[SourceRates],
     spread: Spread,
     *,
-    is_product: bool,
+    kind: OperatorKind,
     steps: float,
-    ceilings: Ceilings,
-    num_units: int | None,
+    device: DevicePrior,
+    element_nbytes: int,
 ) -> RatePrior:
     """Join factors as a mean weighted by precision, from each source's deviation and that between
     sources."""
     costs = sources[0].costs
     apart = np.array([spread.source[c] for c in costs]) ** 2
     moved = steps * np.array([spread.generation[c] for c in costs]) ** 2
+    best = device.attainable(element_nbytes)
+    if steps and best and family(kind) is OperatorFamily.LINEAR:
+        moved[costs.index(WorkKind.FLOP)] = best.sigma_log**2
     weight = 1.0 / (np.array([s.sigma_log for s in sources]) ** 2 + apart)
     log_factors = np.array([s.log_factor for s in sources])
-    if not is_product:
+    if _is_product(kind):
+        place = costs.index(WorkKind.FLOP)
+        log_factors[:, place] = [_moved_flop_log(s, device, element_nbytes) for s in sources]
+    else:
         weight = np.vstack([weight, [RATE_SIGMA_LOG[c] ** -2 for c in costs]])
         log_factors = np.vstack([log_factors, [BARE_LOG[c] for c in costs]])
     factor = (weight * log_factors).sum(axis=0) / weight.sum(axis=0)
@@ -337,8 +357,8 @@ def _joined(
     return RatePrior(
         sources=tuple(f"{s.device} {s.table}" for s in sources),
         steps=steps,
-        ceilings=ceilings,
-        num_units=num_units,
+        ceilings=data_sheet(device, element_nbytes),
+        num_units=device.num_units,
         costs=costs,
         log_factor=tuple(factor.tolist()),
         sigma_log=tuple(sigma.tolist()),

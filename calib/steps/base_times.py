@@ -50,6 +50,26 @@ _FORMULA_KINDS = frozenset({OperatorKind.EMBEDDING, OperatorKind.ACTIVATION, Ope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenericAttention:
+    """16-bit fused attention in FlashAttention-2, relative to the times of tables."""
+
+    forward_log: float
+    """Log ratio of its forward pass to these times."""
+    backward_log: float
+    sigma_log: float
+    """Deviation of another source of these times."""
+    is_only_one: bool
+    """No other fused kernel is faster on the device, so that all stacks run it."""
+
+    def ratio(self, phase: Phase, *, is_stated: bool) -> tuple[float, float]:
+        """Return the log ratio of one pass and its deviation: between this kernel and that of the
+        tables, if which of both runs is not stated (PyTorch prefers this one up to 2.9, cuDNN's
+        from 2.10 on: ``check_prefer_cudnn_attention`` of its ``sdp_utils.cpp``)."""
+        shift = self.backward_log if phase is Phase.BACKWARD else self.forward_log
+        return (shift, 0.0) if is_stated else (shift / 2, max(self.sigma_log, abs(shift) / 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """Conditions under which operators and transfers were timed, and what they imply for a step
     model."""
@@ -78,9 +98,8 @@ class Conditions:
     """Deviations of such constants, by name, that differ from the priors'."""
     network: NetworkPrior | None = None
     """The links that transfers were priced on, as far as known."""
-    generic_attention: tuple[float, float] = (0.0, 0.0)
-    """Log ratio of 16-bit fused attention in a kernel not made for the device to these times, and
-    its deviation if the kernel is not stated."""
+    generic_attention: GenericAttention | None = None
+    """Kernels that run everywhere, relative to these times; None if these stand for all."""
     has_tf32: bool = False
     """Products in fp32 were not timed on this machine and may run in TF32."""
 
@@ -241,11 +260,23 @@ def prior_times(
     )
 
 
-_FLASH_2_FRAC = 0.35
-_AFTER_FLASH_2 = frozenset({"hopper", "blackwell"})
-"""FlashAttention-2, which PyTorch and most libraries run in 16 bits, reaches 35 % of an H100's peak
-(Shah et al. 2024, "FlashAttention-3", abstract); the kernels that public tables time on these
-devices are made for them."""
+_FLASH_2_FRACS: Mapping[str, tuple[float, float]] = {
+    "ampere": (0.73, 0.63),
+    "hopper": (0.35, 0.3),
+    "blackwell": (0.17, 0.15),
+    "cdna3": (0.27, 0.155),
+    "cdna4": (0.27, 0.155),
+}
+"""Share of the data sheet that FlashAttention-2 reaches on long sequences, forward and backward: up
+to 73 and 63 % on A100 (Dao 2023, arXiv:2307.08691, section 1), 35 % on H100 (Shah et al. 2024,
+"FlashAttention-3", abstract; backward as its own benchmark prints, flash-attention PR 2688), 379
+and 334 TFLOP/s on B200 (flash-attention issue 1589), 353 and 203 on MI300X (ROCm/flash-attention
+issue 142), which stands for its successor too."""
+_NEW_INSTRUCTIONS = frozenset({"hopper", "blackwell"})
+_IS_MADE_FOR = "ampere"
+"""The generation whose fastest kernel FlashAttention-2 is: PyTorch and flash-attn run it there, and
+Transformer Engine prefers it below compute capability 9.0 (``get_attention_backend`` of its
+``dot_product_attention/utils.py``), while public tables time its predecessors."""
 
 
 def table_times(
@@ -306,17 +337,30 @@ def _alone(
 def _misaligned(device: str) -> Mapping[str, float]:
     """Return the centre of the misalignment cost, for devices whose newest instructions need rows
     of a multiple of 16 bytes."""
-    is_new = generation(device).name in _AFTER_FLASH_2
+    is_new = generation(device).name in _NEW_INSTRUCTIONS
     return {MISALIGNED: MISALIGNED_LOG - math.log(_MMA_FRAC)} if is_new else {}
 
 
-def _generic_attention(device: str, without: tuple[str, ...]) -> tuple[float, float]:
-    """Return ``Conditions.generic_attention``, with the deviation of another source of the
-    rates."""
-    attention = rates_prior(device, OperatorKind.FLASH_ATTENTION, Phase.FORWARD, 2, without=without)
-    if attention is None or generation(device).name not in _AFTER_FLASH_2:
-        return 0.0, 0.0
-    return -math.log(_FLASH_2_FRAC) - attention.flop_log_factor, attention.flop_sigma_log
+def _generic_attention(device: str, without: tuple[str, ...]) -> GenericAttention | None:
+    """Return ``Conditions.generic_attention``; None without a measured share or tabled rates."""
+    name = generation(device).name
+    forward, backward = (
+        rates_prior(device, OperatorKind.FLASH_ATTENTION, phase, 2, without=without)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    )
+    if name not in _FLASH_2_FRACS or forward is None or backward is None:
+        return None
+    fracs = _FLASH_2_FRACS[name]
+    shifts = [
+        -math.log(frac) - prior.flop_log_factor
+        for frac, prior in zip(fracs, (forward, backward), strict=True)
+    ]
+    return GenericAttention(
+        forward_log=shifts[0],
+        backward_log=shifts[1],
+        sigma_log=forward.flop_sigma_log,
+        is_only_one=name == _IS_MADE_FOR,
+    )
 
 
 def mean_scores_frac(config: RunConfig) -> float:

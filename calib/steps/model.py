@@ -37,7 +37,7 @@ from .scales import (
     EFFECT_SIGMA_LOG,
     FLOOR,
     GROWTH,
-    UNMODELLED,
+    RELEASE,
     effects_of,
     releases_of,
 )
@@ -318,7 +318,7 @@ class FittedSteps:
         learned = set(known)
         if self.posterior is None:
             # The priors are those of some release, whichever it is.
-            learned |= {one for one in layouts.releases if one[0] != UNMODELLED}
+            learned |= {one for one in layouts.releases if one[0] == RELEASE}
         fresh = [place for name, place in places.items() if name not in learned]
         narrowed = [self._narrowing(layouts.constants[place]) for place in fresh]
         logs.append(slopes[:, fresh] * layouts.sigma_log[fresh] / narrowed)

@@ -22,7 +22,7 @@ from ..workload import (
     PositionEmbedding,
     RunConfig,
 )
-from .base_times import BaseTimes, decomposed, mean_scores_frac
+from .base_times import BaseTimes, GenericAttention, decomposed, mean_scores_frac
 from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 
 Kind = OperatorKind
@@ -142,11 +142,11 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
-    shift, sigma = base.conditions.generic_attention
-    for place, is_stated in _generic_attention(compiled).items() if sigma else ():
+    generic = base.conditions.generic_attention
+    for place, (shift, sigma) in _generic_attention(compiled, generic).items() if generic else ():
         if estimates.sources[place] is Source.PRIOR:
             out[place] *= math.exp(shift)
-            sigma_log[place] = sigma_log[place] if is_stated else sigma
+            sigma_log[place] = sigma or sigma_log[place]
     if base.conditions.has_norms_inside:
         # The products' times include them.
         inside = [place for place, item in enumerate(compiled.items) if _is_fused_norm(item)]
@@ -162,14 +162,18 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     return replace(estimates, time_s=out, sigma_log=sigma_log)
 
 
-def _generic_attention(compiled: Compiled) -> dict[int, bool]:
-    """Return the indices of attention that may run in a kernel not made for the device, and True
-    for those whose kernel is stated."""
+def _generic_attention(
+    compiled: Compiled, generic: GenericAttention
+) -> dict[int, tuple[float, float]]:
+    """Return the log ratio and deviation of attention that may run in a kernel not made for the
+    device, by its index."""
     index = {item: place for place, item in enumerate(compiled.items)}
     return {
-        index[operator]: not config.is_attention_unstated
+        index[operator]: generic.ratio(
+            operator.phase, is_stated=generic.is_only_one or not config.is_attention_unstated
+        )
         for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
-        if config.is_attention_generic
+        if (config.may_run_flash_2 if generic.is_only_one else config.is_attention_generic)
         for operator, _ in block.operators
         if operator.kind is Kind.CORE_ATTENTION
     }
@@ -229,17 +233,20 @@ def _stack_operators(
 ) -> tuple[Operator, ...]:
     """Return the operators timed in place of a layout's operator, or the operator itself.
 
-    Eager stacks run RMSNorm and rotation as chains of calls.
+    Eager stacks run RMSNorm and rotation as chains of calls: those that tables time so, and models
+    of transformers (``LlamaRMSNorm.forward``, ``apply_rotary_pos_emb``).
     """
+    is_chain = config.is_eager_torch and config.framework.startswith("transformers")
     model, phase = config.model, operator.phase
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
     is_rms = model.normalization is Normalization.RMS_NORM
     if operator.kind in (Kind.NORM, Kind.FUSED_NORM):
-        if is_rms and base.has(Kind.RMS_NORM, phase):
+        if is_rms and (is_chain or base.has(Kind.RMS_NORM, phase)):
             return (replace(operator, kind=Kind.RMS_NORM, phase=phase),)
         return (replace(operator, kind=Kind.NORM),)
     is_rotated = model.position_embedding is PositionEmbedding.ROPE
-    if operator.kind is Kind.POSITION and is_rotated and base.has(Kind.ROTARY, phase):
+    has_rotary = is_chain or base.has(Kind.ROTARY, phase)
+    if operator.kind is Kind.POSITION and is_rotated and has_rotary:
         heads, micro = model.num_attention_heads, config.batch.micro_batch_size
         shape = (model.seq_length, micro, heads // config.parallelism.tp, model.kv_channels)
         return (replace(operator, kind=Kind.ROTARY, phase=phase, shape=shape),)

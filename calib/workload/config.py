@@ -164,8 +164,15 @@ class Attention(Enum):
 
 _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "nemo")
 """Name prefixes of frameworks that use Transformer Engine by default."""
-_WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry")
-"""Name prefixes of frameworks that call the flash-attn package themselves."""
+_TITAN = "torchtitan"
+_WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry", _TITAN)
+"""Name prefixes of frameworks that call FlashAttention-2 by name."""
+_BEFORE_FLASH_2 = ("llm-foundry", "internevo")
+"""Name prefixes of frameworks whose published steps on A100 are older than FlashAttention-2 (July
+2023): flash-attn 1 or its version in Triton."""
+_CUDNN_FIRST = re.compile(r"\bg?b[23]00\b")
+"""Devices on which torchtitan calls cuDNN's attention instead (``_init_backend`` of its attention:
+compute capability 10.0)."""
 _OLD = re.compile(r"\b([vp]100|p40?|k80|t4|t40|gtx|titan|quadro|rtx[ -]?20[678]0)\b")
 """NVIDIA devices before Ampere, for which neither flash-attn 2 nor cuDNN has fused attention
 (flash-attn's README; TransformerEngine, attention/dot_product_attention/utils.py: sm80)."""
@@ -374,15 +381,29 @@ class RunConfig(Encoded):
         """True if fused 16-bit attention may run in a kernel that is not made for the device:
         Transformer Engine chooses one that is, other stacks run the kernel of PyTorch or
         flash-attn, which may be a generation older."""
-        is_made_for_it = self.framework.lower().startswith(_WITH_TRANSFORMER_ENGINE)
+        name, device = self.framework.lower(), self.device.lower()
+        is_made_for_it = name.startswith(_WITH_TRANSFORMER_ENGINE)
+        is_made_for_it |= name.startswith(_TITAN) and _CUDNN_FIRST.search(device) is not None
         is_narrow = self.precision is not Precision.FP32
         return self.is_attention_fused and is_narrow and not (self.fuses_norms or is_made_for_it)
+
+    @property
+    def may_run_flash_2(self) -> bool:
+        """True for fused 16-bit attention, unless the step is older than that kernel."""
+        is_narrow = self.precision is not Precision.FP32
+        is_older = self.framework.lower().startswith(_BEFORE_FLASH_2)
+        return self.is_attention_fused and is_narrow and not is_older
 
     @property
     def is_attention_unstated(self) -> bool:
         """True if attention is generic and its kernel is unstated."""
         is_stated = self.framework.lower().startswith(_WITH_FLASH_ATTENTION)
         return self.is_attention_generic and not is_stated
+
+    @property
+    def is_eager_torch(self) -> bool:
+        """True under PyTorch's own stack without ``torch.compile``, as its user said."""
+        return self.parallelism.engine is Engine.TORCH and not self.is_compiled
 
     @property
     def has_norms_inside(self) -> bool:

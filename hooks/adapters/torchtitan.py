@@ -109,6 +109,16 @@ def _config_of(trainer: Any) -> Any:
     return getattr(trainer, "config", None) or trainer.job_config
 
 
+def num_microbatches(trainer: Any) -> int:
+    """Return the passes of a rank in one step: a pipeline cuts each batch into several."""
+    config, number = _config_of(trainer), int(trainer.gradient_accumulation_steps)
+    layout = getattr(config, "parallelism", None)
+    if getattr(layout, "pipeline_parallel_degree", 1) == 1:
+        return number
+    each = getattr(layout, "pipeline_parallel_microbatch_size", 1)
+    return number * max(1, getattr(config.training, "local_batch_size", 1) // each)
+
+
 class _Training(WatchedTraining):
     """One call of ``Trainer.train``."""
 
@@ -140,7 +150,7 @@ class _Training(WatchedTraining):
             known=FrameworkSettings(
                 cadence=Cadence(train_iters=int(config.training.steps)),
                 framework="torchtitan",
-                num_microbatches=int(trainer.gradient_accumulation_steps),
+                num_microbatches=num_microbatches(trainer),
             ),
             brackets=tuple(brackets),
         )

@@ -81,7 +81,7 @@ class OtherRun:
         config = replace(
             described.config,
             device=running.device,
-            framework=running.framework,
+            framework=described.config.framework or running.framework,
             parallelism=_joined(described.config.parallelism, machine),
             has_open_memory=bool(unsized),
             unmodelled=tuple(n for n in described.config.unmodelled if moves(n, "time")),

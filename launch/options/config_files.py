@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.arguments import (
+    TITAN,
     Described,
+    apply_options,
     config_from_command,
     config_from_mapping,
     expand,
@@ -25,8 +27,10 @@ from ...calib.arguments import (
     is_known,
     notes_of_keys,
     options_of,
+    program_of,
     ranks_of,
     split_launcher,
+    titan_options,
 )
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
@@ -107,7 +111,7 @@ def described_run(
     """
     if path is not None:
         if command and not command[0].startswith("--"):
-            raise ConfigError("--config and a command after -- exclude each other; give one")
+            return _of_titan(path, command, base, num_ranks)
         return read_config(path, base, num_ranks=num_ranks, options=command)
     if not command:
         return None
@@ -120,6 +124,20 @@ def described_run(
         usual_ranks=usual_ranks,
         ranks_per_node=par.ranks_per_node if usual_ranks else 0,
     )
+
+
+def _of_titan(path: Path, command: Sequence[str], base: RunConfig, num_ranks: int) -> Described:
+    """Return torchtitan's run of the model in a file; raise ``ConfigError`` for another's."""
+    launcher, words = split_launcher(command)
+    if not program_of(command[len(launcher) :]).startswith(TITAN):
+        raise ConfigError("--config and a command after -- exclude each other; give one")
+    ranks = ranks_of(launcher).num_ranks or num_ranks
+    if not ranks:
+        raise ConfigError("the command does not say how many ranks it starts; give --gpus N")
+    described = read_config(path, base, num_ranks=ranks)
+    num_layers = described.config.model.num_layers
+    config = apply_options(described.config, titan_options(words, ranks, num_layers))
+    return replace(described, config=config, has_layout=True)
 
 
 def completed(command: Sequence[str], options: Sequence[str]) -> tuple[str, ...]:

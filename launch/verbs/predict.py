@@ -17,7 +17,10 @@ _ARGUMENTS = f"""
 {TOKENS.strip()}
 --sbatch FILE  write a script for sbatch whose --time holds the run with 95 %%
 {TIMELINE}"""
-_LAYOUT = "settings that differ from the run; Megatron's own options work as well"
+_LAYOUT = (
+    "settings that differ from the run; Megatron's own options work as well, and --framework "
+    "torchtitan, transformers, PyTorch or Lightning (--torch-compile) for a stack that is not its"
+)
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:

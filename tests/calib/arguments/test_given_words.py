@@ -169,7 +169,8 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "--window-size": ("127,0", "(63,0)", "-1,0"),
 }
 """Values that each option may have, words separated by spaces."""
-_NO_OPTION = {"padded_vocab_size"}
+_NO_OPTION = {"padded_vocab_size", "framework", "torch_compile"}
+"""Derived ones, and what a user says of other stacks than Megatron."""
 FEW = 8
 
 USUAL = ("--pipeline-model-parallel-size", "--num-experts", "--use-distributed-optimizer", "--bf16")

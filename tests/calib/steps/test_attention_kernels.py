@@ -10,7 +10,11 @@ import pytest
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.memory.devices import known_device
 from forerun.calib.memory.peak import memory
+from forerun.calib.steps.base_times import prior_times
+from forerun.calib.steps.priced_items import base_estimates
+from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.workload.config import Attention, Fp8Recipe, Precision, RunConfig
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 from forerun.launch.known.machine_fits import device_machine
 
 LINE = (
@@ -79,3 +83,58 @@ def test_core_computes_softmax_in_fp32_where_it_is_told() -> None:
     fused = replace(wide, is_softmax_fused=True)
     assert (narrow.softmax_nbytes, wide.softmax_nbytes, fused.softmax_nbytes) == (2, 4, 2)
     assert memory(wide).total_nbytes > memory(narrow).total_nbytes == memory(fused).total_nbytes
+
+
+def attention_tera(config: RunConfig) -> dict[Phase, float]:
+    """Return TFLOP/s of causal attention, forward and backward, before any measurement."""
+    compiled = compile_layouts([config])
+    times = base_estimates(compiled, prior_times(config.device, is_attention_fused=True)).time_s
+    out = {}
+    for item, time_s in zip(compiled.items, times, strict=True):
+        if isinstance(item, Operator) and item.kind is OperatorKind.CORE_ATTENTION:
+            batch, heads, _, seq, channels = item.shape
+            passes = 2.5 if item.phase is Phase.BACKWARD else 1.0
+            out[item.phase] = 2 * passes * batch * heads * seq**2 * channels / time_s / 1e12
+    return out
+
+
+@pytest.mark.parametrize("framework", ["", "megatron-core 0.16", "transformers 5.0"])
+def test_ampere_runs_the_second_flash_attention_whoever_calls_it(framework: str) -> None:
+    """73 and 63 % of 312 TFLOP/s at most, half for short sequences (Dao 2023, abstract and section
+    1)."""
+    config = replace(config_on("A100", "--seq-length", "262144"), framework=framework)
+    long = attention_tera(config)
+    words = ("--seq-length", "1024", "--micro-batch-size", "16")
+    short = attention_tera(replace(config_on("A100", *words), framework=framework))
+    for phase, most in ((Phase.FORWARD, 0.73 * 312), (Phase.BACKWARD, 0.63 * 312)):
+        assert 0.95 * most < long[phase] < most
+        assert 0.45 * most < short[phase] < 0.9 * most
+
+
+def test_a_step_older_than_that_kernel_runs_the_first() -> None:
+    """25 to 40 % of 312 TFLOP/s (Dao 2023, abstract)."""
+    config = replace(config_on("A100", "--seq-length", "4096"), framework="llm-foundry")
+    assert 0.25 * 312 < attention_tera(config)[Phase.FORWARD] < 0.4 * 312
+
+
+def test_newer_devices_run_it_slowly_unless_a_stack_has_another() -> None:
+    """379 and 334 TFLOP/s on B200 (flash-attention issue 1589); torchtitan calls cuDNN's there."""
+    config = config_on("B200", "--seq-length", "16384")
+    by_stack = {
+        name: attention_tera(replace(config, framework=name, fuses_norms=False))[Phase.FORWARD]
+        for name in ("nanotron", "torchtitan", "")
+    }
+    assert by_stack["nanotron"] == pytest.approx(379, rel=0.1)
+    assert by_stack["torchtitan"] == pytest.approx(attention_tera(config)[Phase.FORWARD])
+    assert by_stack["nanotron"] < by_stack[""] < by_stack["torchtitan"]
+
+
+def test_products_on_amd_reach_what_its_best_reached() -> None:
+    """668 TFLOP/s on MI300X and 1,565 on MI355X for the best of many shapes (Bekman, Machine
+    Learning Engineering, maximum achievable FLOPS)."""
+    for device, best in (("MI300X", 668), ("MI355X", 1565)):
+        times = prior_times(known_device(device).driver_name, is_attention_fused=True)
+        product = Operator(
+            kind=OperatorKind.LINEAR, phase=Phase.FORWARD, shape=(8192,) * 3, element_nbytes=2
+        )
+        assert 0.5 * best < 2 * 8192**3 / times.times_s([product])[0] / 1e12 < 1.1 * best

@@ -78,14 +78,15 @@ def test_attention_of_an_unstated_kernel_is_slower_and_open_on_newer_devices_alo
         assert one.time_s == other.time_s and one.sigma_log == other.sigma_log
 
 
-def test_a_stated_kernel_of_the_generation_before_is_as_slow_and_less_open() -> None:
-    """nanotron and llm-foundry call flash-attn, which is FlashAttention-2."""
+def test_a_stated_kernel_of_the_generation_before_is_slower_and_less_open() -> None:
+    """nanotron and llm-foundry call flash-attn, which is FlashAttention-2; PyTorch does up to 2.9,
+    and cuDNN from 2.10 on (``check_prefer_cudnn_attention`` of its ``sdp_utils.cpp``)."""
     long = config(seq=65536)
     unstated, stated = (
         fit_steps(machine_times(one)).estimate(one)
         for one in (long, replace(long, framework="nanotron"))
     )
-    assert stated.time_s == unstated.time_s
+    assert unstated.time_s < stated.time_s < 1.5 * unstated.time_s
     assert stated.sigma_log < 0.8 * unstated.sigma_log
 
 

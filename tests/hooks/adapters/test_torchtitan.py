@@ -178,3 +178,14 @@ def test_another_programs_trainer_is_left_alone(
     torchtitan._watch_program(session, module)
     module.ConfigManager().parse_args()
     assert program.Trainer.train is original
+
+
+@pytest.mark.parametrize(("degree", "each", "number"), [(1, 1, 2), (4, 1, 64), (4, 8, 8)])
+def test_a_pipeline_cuts_the_batch_of_a_rank(degree: int, each: int, number: int) -> None:
+    """``build_pipeline_schedule``: the local batch over the size of a micro-batch."""
+    layout = SimpleNamespace(
+        pipeline_parallel_degree=degree, pipeline_parallel_microbatch_size=each
+    )
+    config = SimpleNamespace(training=SimpleNamespace(local_batch_size=32), parallelism=layout)
+    trainer = SimpleNamespace(config=config, gradient_accumulation_steps=2)
+    assert torchtitan.num_microbatches(trainer) == number
