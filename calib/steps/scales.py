@@ -147,7 +147,7 @@ def _scales_of_items(known: Conditions) -> tuple[Scale, ...]:
     return (
         # Levels of 37 public calibrations (device, stack, precision) lie 0.10 apart, and their
         # attention relative to that as much.
-        Scale(name="compute", log_sigma=0.1, weight=_of(_PASSES, both)),
+        Scale(name="compute", log_sigma=0.12, weight=_of(_PASSES, both)),
         Scale(name="backward", log_sigma=0.1, weight=_of(_PASSES, _BACKWARD)),
         *((_TF32,) if known.has_tf32 else ()),
         Scale(name="attention", log_sigma=0.1, weight=_of(_ATTENTION, both)),
