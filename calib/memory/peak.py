@@ -114,11 +114,13 @@ def memory_with_offset(
     """Return the peak memory of a layout, with the offset of the one that was measured.
 
     The offset may be the same in every layout (buffers, workspaces) or grow with what a layout
-    allocates; the difference of the two is a deviation.
+    allocates; the difference of the two is a deviation. What exceeds the measured layout's own
+    estimate (the process on a CPU) is no share of it.
     """
     estimate = memory(config, offset_nbytes=offset_nbytes)
     allocated = estimate.allocated_nbytes - offset_nbytes
-    unlike = abs(offset_nbytes) * abs(1 - allocated / memory(measured).allocated_nbytes)
+    modelled = memory(measured).allocated_nbytes
+    unlike = min(abs(offset_nbytes) / modelled, 1.0) * abs(allocated - modelled)
     unmodelled = OPEN_FRAC * allocated if config.has_open_memory else 0.0
     return replace(estimate, open_nbytes=round(math.hypot(unlike, unmodelled)))
 

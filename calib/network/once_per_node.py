@@ -81,17 +81,17 @@ def as_all_to_all(group: Group) -> tuple[Group, float]:
 
 
 def unmeasured_exchange_s(group: Group, plain_s: Vector) -> Vector:
-    """Return the seconds of an exchange, ``(rows,)``, from those of its ``as_all_to_all``: with the
-    latency of an exchange, and the crowding that measured ones have beyond two nodes.
+    """Return the seconds of an exchange, ``(rows,)``, from those of its ``as_all_to_all``: at least
+    the latency of an exchange, with the crowding that measured ones have beyond two nodes.
 
     >>> from ..workload import Collective
     >>> group = Group(collective=Collective.ALL_TO_ALL, num_ranks=64, num_nodes=8, num_chosen=8)
     >>> (1e6 * unmeasured_exchange_s(group, np.array([0.0, 1e-3]))).round().tolist()
-    [126.0, 1476.0]
+    [126.0, 1350.0]
     """
     doublings = float(np.log2(group.num_nodes)) - 1.0
     latency_s = _LATENCY_S * (1.0 + _LATENCY_GROWTH * doublings)
-    return latency_s + np.exp(_CROWDED_LOG * doublings) * plain_s
+    return np.maximum(latency_s, np.exp(_CROWDED_LOG * doublings) * plain_s)
 
 
 def exchange_time_s(

@@ -65,7 +65,7 @@ def test_where_no_exchange_was_measured_one_rank_of_each_node_swaps() -> None:
     model = fit_transfers({}, H100)
     values = model.estimate(group, _payload(group, TOKENS)).log_time
     as_plain = np.exp(model.estimate(plain, 2.0 * TOKENS * NBYTES).log_time)
-    assert values == pytest.approx(np.log(70e-6 + as_plain), abs=5e-3)
+    assert values == pytest.approx(np.log(np.maximum(70e-6, as_plain)), abs=5e-3)
     assert as_all_to_all(group)[0] == plain
 
 
