@@ -326,8 +326,11 @@ class FittedSteps:
         return _Errors(names=tuple(names), logs=np.hstack(logs))
 
     def _narrowing(self, constant: Constant) -> float:
-        """Return the factor, at most 1, by which the fit of the known steps narrows the prior of a
-        constant that none of them has, to be undone: it says nothing of layers of another width."""
+        """Return the factor by which a close fit of the known steps would narrow the prior of an
+        effect on layers of a width that none of them has; 1 for all other constants.
+
+        The prior is divided by it, since that fit says nothing of another width.
+        """
         if self.posterior is None or constant[0] not in EFFECT_SIGMA_LOG:
             return 1.0
         is_width_known = ("width", *constant[1:3], 0, 0) in self.posterior.constants
