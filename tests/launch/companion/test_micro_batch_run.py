@@ -6,6 +6,7 @@ Words of a live companion beside two ranks are there in a real launch alone.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +21,6 @@ from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConf
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 PEAK_NBYTES = 10**9
-ALLOWED = 1.03 + 1.2816 * 0.03
-"""Capacity over what nine of ten times fits in it: the allocator's reserve, and an error of 3 %."""
 RUNNING = RunConfig(
     model=replace(SMALL, num_layers=2, ffn_hidden_size=256, seq_length=512),
     parallelism=Parallelism(dp=2),
@@ -40,13 +39,24 @@ def more_nbytes(micro: int) -> int:
     return memory(other).total_nbytes - memory(RUNNING).total_nbytes
 
 
+def capacity_nbytes(more: int) -> float:
+    """Return the memory in which so many more bytes than the measured peak fit nine of ten times.
+
+    The allocator's reserve is 3 %, and so is the error of a peak; that of the increase is as large
+    as it, since the peak is many times what the model alone takes.
+    """
+    needed = PEAK_NBYTES + more
+    return 1.03 * needed + 1.2816 * math.hypot(0.03 * needed, more)
+
+
 def test_the_advice_of_a_run_is_what_its_memory_has_room_for(tmp_path: Path) -> None:
     """Room for four samples with nothing computed again, and for a part of what eight take."""
-    budget_nbytes = PEAK_NBYTES + (more_nbytes(4) + more_nbytes(8)) // 2
+    four, eight = more_nbytes(4), more_nbytes(8)
+    planted = round((capacity_nbytes(four) + capacity_nbytes(eight)) / 2)
     done = torchrun(
         tmp_path,
         *(planted_memory.__file__, *WORDS.split(), f"--calibrate-dir={tmp_path / 'out'}"),
-        PLANTED_NBYTES=str(round(ALLOWED * budget_nbytes)),
+        PLANTED_NBYTES=str(planted),
         PLANTED_PEAK_NBYTES=str(PEAK_NBYTES),
     )
     decision = json.loads((tmp_path / "out" / "decision.json").read_text())
@@ -57,7 +67,7 @@ def test_the_advice_of_a_run_is_what_its_memory_has_room_for(tmp_path: Path) -> 
         recompute_by_size[1] == recompute_by_size[2] == recompute_by_size[4] == "none"
         and recompute_by_size[8] != "none"
     )
-    assert max(one["memory_nbytes"] for one in advice["choices"]) <= budget_nbytes
+    assert max(one["memory_nbytes"] for one in advice["choices"]) < PEAK_NBYTES + eight
     (line,) = [line for line in decision["transcript"] if "micro-batch: " in line]
     assert line in done.stdout
     assert line in (tmp_path / "out" / "report.md").read_text()
