@@ -91,7 +91,7 @@ class OtherRun:
             raise CalibrationError(open_names + (_memory_text(config) if is_sized else ""))
         excluded = {
             "not known and ignored": described.unknown,
-            "left out by the model": described.config.unmodelled,
+            "left out by the model": config.unmodelled,
         }
         notes = [f"{what}: {', '.join(names)}" for what, names in excluded.items() if names]
         notes += _missing_units(config)
