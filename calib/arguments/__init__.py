@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         program_name,
         unsupported_options_reason,
     )
-    from .torch_stacks import TITAN, on_stack, titan_options, with_torch_states
+    from .torch_stacks import on_stack, with_torch_states
+    from .torchtitan_options import titan_options
 
 __getattr__ = lazy_getattr(__name__)

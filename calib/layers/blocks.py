@@ -263,6 +263,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         overlaps_expert_exchange(config),
         config.uses_cuda_graphs,
         config.cuda_graph_scope,
+        config.recomputes_logits,
         _copied(config),
     )
 
@@ -572,6 +573,8 @@ def _recomputed(
     """Return the operators and forward collectives that are recomputed."""
     modules = RecomputeOption.from_config(config).parts
     kinds = {_KINDS_OF_MODULE[name] for name in modules if name in _KINDS_OF_MODULE}
+    if config.recomputes_logits:
+        kinds.add(OperatorKind.LOGITS)
     operators: list[Shaped] = []
     uses: list[CollectiveUse] = []
     for one in parts:

@@ -117,12 +117,12 @@ def memory_with_offset(
     allocates; the difference of the two is a deviation. What exceeds the measured layout's own
     estimate (the process on a CPU) is no share of it.
     """
-    estimate = memory(config, offset_nbytes=offset_nbytes)
-    allocated = estimate.allocated_nbytes - offset_nbytes
+    # A measured peak already reflects the true widths of gradients and states.
+    estimate = memory(replace(config, has_open_widths=False), offset_nbytes=offset_nbytes)
     modelled = memory(measured).allocated_nbytes
-    unlike = min(abs(offset_nbytes) / modelled, 1.0) * abs(allocated - modelled)
-    unmodelled = OPEN_FRAC * allocated if config.has_open_memory else 0.0
-    return replace(estimate, open_nbytes=round(math.hypot(unlike, unmodelled)))
+    growth = estimate.allocated_nbytes - offset_nbytes - modelled
+    unlike = min(abs(offset_nbytes) / modelled, 1.0) * growth
+    return replace(estimate, open_nbytes=round(math.hypot(unlike, estimate.open_nbytes)))
 
 
 def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryEstimate]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from .config import (
         CONFIG_SWITCHES,
+        TORCHTITAN,
         VOCAB_MULTIPLE,
         Attention,
         Batch,

@@ -164,8 +164,8 @@ class Attention(Enum):
 
 _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "nemo")
 """Name prefixes of frameworks that use Transformer Engine by default."""
-_TITAN = "torchtitan"
-_WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry", _TITAN)
+TORCHTITAN = "torchtitan"
+_WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry", TORCHTITAN)
 """Name prefixes of frameworks that call FlashAttention-2 by name."""
 _BEFORE_FLASH_2 = ("llm-foundry", "internevo")
 """Name prefixes of frameworks whose published steps on A100 are older than FlashAttention-2 (July
@@ -318,6 +318,12 @@ class RunConfig(Encoded):
         """True if every layer is recomputed as a whole."""
         return self.recompute is Recompute.FULL and not self.recompute_num_layers
 
+    @property
+    def recomputes_logits(self) -> bool:
+        """True if the backward pass computes the logits again, as Megatron's fused head does; those
+        of other stacks compute its gradients with the loss."""
+        return self.fuses_head and takes_options(self)
+
     def is_wide(self, layer: int) -> bool:
         """Return True if the layer's products stay in 16 bits in an fp8 model."""
         first, last = self.wide_layers
@@ -383,7 +389,7 @@ class RunConfig(Encoded):
         flash-attn, which may be a generation older."""
         name, device = self.framework.lower(), self.device.lower()
         is_made_for_it = name.startswith(_WITH_TRANSFORMER_ENGINE)
-        is_made_for_it |= name.startswith(_TITAN) and _CUDNN_FIRST.search(device) is not None
+        is_made_for_it |= name.startswith(TORCHTITAN) and _CUDNN_FIRST.search(device) is not None
         is_narrow = self.precision is not Precision.FP32
         return self.is_attention_fused and is_narrow and not (self.fuses_norms or is_made_for_it)
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...calib.arguments import (
-    TITAN,
     Described,
     apply_options,
     config_from_command,
@@ -34,7 +33,7 @@ from ...calib.arguments import (
 )
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
-from ...calib.workload import VOCAB_MULTIPLE, RunConfig
+from ...calib.workload import TORCHTITAN, VOCAB_MULTIPLE, RunConfig
 from .launch_scripts import read_beginning, read_text, script_hint
 
 # YAML aliases can expand without bound; real files have some hundred values.
@@ -111,7 +110,7 @@ def described_run(
     """
     if path is not None:
         if command and not command[0].startswith("--"):
-            return _of_titan(path, command, base, num_ranks)
+            return _of_stack(path, command, base, num_ranks)
         return read_config(path, base, num_ranks=num_ranks, options=command)
     if not command:
         return None
@@ -126,17 +125,24 @@ def described_run(
     )
 
 
-def _of_titan(path: Path, command: Sequence[str], base: RunConfig, num_ranks: int) -> Described:
-    """Return torchtitan's run of the model in a file; raise ``ConfigError`` for another's."""
+_STACKS: Mapping[str, Callable[[Sequence[str], int, int], Sequence[str]]] = {
+    TORCHTITAN: titan_options
+}
+"""Readers of the options of other stacks, whose model a file describes, by their program."""
+
+
+def _of_stack(path: Path, command: Sequence[str], base: RunConfig, num_ranks: int) -> Described:
+    """Return the run of another stack; raise ``ConfigError`` for a program that no reader knows."""
     launcher, words = split_launcher(command)
-    if not program_of(command[len(launcher) :]).startswith(TITAN):
+    program = program_of(command[len(launcher) :]).partition(".")[0]
+    if program not in _STACKS:
         raise ConfigError("--config and a command after -- exclude each other; give one")
     ranks = ranks_of(launcher).num_ranks or num_ranks
     if not ranks:
         raise ConfigError("the command does not say how many ranks it starts; give --gpus N")
     described = read_config(path, base, num_ranks=ranks)
     num_layers = described.config.model.num_layers
-    config = apply_options(described.config, titan_options(words, ranks, num_layers))
+    config = apply_options(described.config, _STACKS[program](words, ranks, num_layers))
     return replace(described, config=config, has_layout=True)
 
 
