@@ -251,7 +251,7 @@ class Candidate(Encoded):
         "cp=config.parallelism.cp ep=config.parallelism.ep "
         "micro_batch_size=config.batch.micro_batch_size recompute=config.recompute routing "
         "step_time_s low_s high_s **ratios throughput memory host_nbytes_per_node verdict "
-        "fit_probability source_frac options conversion?"
+        "fit_probability source_frac host_wait_frac host_wait_high_frac options conversion?"
     )
 
     config: RunConfig
@@ -271,6 +271,10 @@ class Candidate(Encoded):
     options: tuple[str, ...]
     fit_probability: float | None = None
     """Probability that it fits in device memory; None if the capacity is unknown."""
+    host_wait_frac: float = 0.0
+    """Share of its step in which the device would wait for the host's launches."""
+    host_wait_high_frac: float = 0.0
+    """The same with a host at the slow end of what is known of it."""
     conversion: str = ""
     """Why it cannot load the run's checkpoints as they are; empty if it can, or if there are
     none of this model."""
@@ -687,6 +691,8 @@ def _candidate(
         error_log=error_ratio(estimate, running) if running is not None else estimate.error_log,
         memory=needed,
         source_frac=estimate.source_frac,
+        host_wait_frac=estimate.host_wait_frac,
+        host_wait_high_frac=estimate.host_wait_high_frac,
         verdict=verdict(needed, capacity_nbytes, is_calibrated=is_calibrated),
         options=options(estimate.config),
         fit_probability=fit_probability(needed, capacity_nbytes, is_calibrated=is_calibrated)

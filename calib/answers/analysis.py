@@ -200,7 +200,7 @@ def _answer_with_layout(
     at_forecast: Callable[[], Request] | None,
 ) -> Answer:
     calibration = calibrate(table, device=config.device)
-    fit = fit_run(table, live_times(calibration, config), known, config)
+    fit = fit_run(table, live_times(calibration, config, known), known, config)
     device_memory, run = _device_memory(table, request), MeasuredRun.of(table)
     others = _plan(request, remaining_layout(config), fit.steps, device_memory)
     modelled = _modelled(table, request, config, calibration, fit, others, device_memory)

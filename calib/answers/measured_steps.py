@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..arguments import ASIDE, UNMODELLED_FACTOR, moves
-from ..fit import calibrate, calibration_for_device, combine_with_other, is_processor
+from ..fit import (
+    calibrate,
+    calibration_for_device,
+    combine_with_other,
+    is_processor,
+    measured_operators,
+)
 from ..forecast import PredictedStep, at_batch_size, batch_size_at, full_batch_size
 from ..network import network_prior
 from ..records import Cluster, StatedNodes
@@ -19,6 +25,7 @@ from ..steps import (
     KnownStep,
     StepEstimate,
     fit_steps,
+    launch_times,
     live_times,
     same_layout,
 )
@@ -74,7 +81,7 @@ def passing_sigma_log(config: RunConfig) -> float:
 
 def known_elsewhere(table: SampleTable, target: RunConfig) -> KnownStep:
     """Return ``known_step`` as evidence for a run of another session, maybe another release."""
-    step = known_step(table)
+    step = replace(known_step(table), launches=launch_times(measured_operators(table)))
     session = CPU_SESSION_SIGMA_LOG if step.config.device == "cpu" else SESSION_SIGMA_LOG
     return replace(
         step,
@@ -158,7 +165,7 @@ def run_steps(
     calibration = calibrate(table, device=config.device)
     if like is not None:
         calibration = combine_with_other(calibration, calibrate(like, device=like.config().device))
-    base = live_times(calibration, config)
+    base = live_times(calibration, config, known)
     if table.steps.empty:
         return fit_steps(base, known)
     return fit_run(table, base, known, running_config(table)).steps

@@ -50,6 +50,15 @@ _HOST_LAUNCHES = 10.0
 _NUM_SUFFICIENT_SHAPES = 200
 """Shapes of an operator from which another machine's models add nothing: with as many probes, a
 transferred model errs as much as one fitted to the probes."""
+_ROWS_SIGMA_LOG: Mapping[OperatorFamily, float] = {
+    OperatorFamily.LINEAR: 0.10,
+    OperatorFamily.ATTENTION: 0.08,
+    OperatorFamily.MEMORY: 0.06,
+}
+"""Deviation of an accelerator's operator at twice the rows of a measured one (tokens of a product,
+samples of attention), as the models here predict it from that one alone: upper quartile over the
+public tables of each family (``benchmarks/fits/row_counts.py``). It grows with the root of the
+octaves."""
 _LEAST_SIGMA_LOG = 1e-6
 """Keeps quotients finite."""
 _TOUCHING_OCTAVES = 1e-6
@@ -153,13 +162,35 @@ class Calibration:
         the host."""
         waited = next((self.host_bound[k] for k in _stand_ins(key) if k in self.host_bound), None)
         if waited is None:
-            return self._on_device(key, operators)
+            return self._narrowed(key, operators, self._on_device(key, operators))
         bounds = [replace(one, phase=key[1]) for one in waited]
         estimates = self._on_device(key, [*operators, *bounds])
         host = _as_measured(list(waited.values()))
         return _after_launches(
             estimates, host, ahead_frac=self._ahead_frac, is_bound=not self.is_elsewhere
         )
+
+    def _narrowed(self, key: Key, operators: list[Operator], fitted: Estimates) -> Estimates:
+        """Return estimates no less certain than the operator's own time at other rows allows."""
+        step_log = _ROWS_SIGMA_LOG.get(family(key[0]))
+        if step_log is None or is_processor(self.device):
+            return fitted
+        known = {
+            (*one.shape[1:], one.element_nbytes): (one.shape[0], measured.sigma_log)
+            for phase in (key[1], *(p for _, p in _stand_ins(key)))
+            for one, measured in self.measured.items()
+            if (one.kind, one.phase) == (key[0], phase) and one.shape
+        }
+        sigma_log = fitted.sigma_log.copy()
+        is_rescaled = np.zeros(len(operators), dtype=np.bool_)
+        for place, one in enumerate(operators):
+            rows, error_log = known.get((*one.shape[1:], one.element_nbytes), (0, 0.0))
+            if rows:
+                octaves = abs(math.log2(one.shape[0] / rows))
+                bound_log = math.hypot(error_log, step_log * math.sqrt(octaves))
+                sigma_log[place] = min(sigma_log[place], bound_log)
+                is_rescaled[place] = True
+        return replace(fitted, sigma_log=sigma_log, is_rescaled=is_rescaled)
 
     @property
     def waiting_frac(self) -> float:

@@ -37,6 +37,9 @@ class Estimates:
     sigma_log: NDArray[np.float64]
     """Standard deviation of log time, shape ``(n,)``."""
     sources: tuple[Source, ...]
+    is_rescaled: NDArray[np.bool_] | None = None
+    """True where the same operator was measured on this run at another number of rows, shape
+    ``(n,)``; None if nowhere."""
 
     @staticmethod
     def of_parts(number: int, parts: Iterable[tuple[Sequence[int], Estimates]]) -> Estimates:
@@ -44,11 +47,15 @@ class Estimates:
         items."""
         time_s, sigma_log = np.zeros((2, number))
         sources = [Source.PRIOR] * number
+        is_rescaled = np.zeros(number, dtype=np.bool_)
         for places, part in parts:
             time_s[places], sigma_log[places] = part.time_s, part.sigma_log
+            is_rescaled[places] = part.is_rescaled if part.is_rescaled is not None else False
             for place, source in zip(places, part.sources, strict=True):
                 sources[place] = source
-        return Estimates(time_s=time_s, sigma_log=sigma_log, sources=tuple(sources))
+        return Estimates(
+            time_s=time_s, sigma_log=sigma_log, sources=tuple(sources), is_rescaled=is_rescaled
+        )
 
     def as_extrapolated(self) -> Estimates:
         """Return these estimates for a device on which nothing was timed: at best extrapolated."""

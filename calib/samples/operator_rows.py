@@ -95,6 +95,7 @@ _COMPUTE = {"forward-compute": Phase.FORWARD.value, "backward-compute": Phase.BA
 _MOST_HOST_FRAC = 0.5
 """Share of waiting for the host above which a shape is no control of the device's time."""
 _STEP = ["window", "stage", "rank", "step"]
+_PASS = [*_STEP, "microbatch"]
 _GRADIENTS = (Phase.INPUT_GRADIENT.value, Phase.WEIGHT_GRADIENT.value)
 _FINISH = (
     "all-grads-sync",
@@ -107,8 +108,8 @@ _FINISH = (
 def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
     """Return one row per window, operator and stage, from the events of clean steps."""
     rows = median_over_steps(operators, _KEYS)
-    sums = operators.groupby(_KEYS, sort=True)[["host_bound_s", "time_s"]].sum()
-    share = (sums["host_bound_s"] / sums["time_s"]).fillna(0.0)
+    sums = operators.groupby([*_KEYS, "rank", "step"], sort=True)[["host_bound_s", "time_s"]].sum()
+    share = (sums["host_bound_s"] / sums["time_s"]).fillna(0.0).groupby(_KEYS, sort=True).median()
     rows = rows.assign(host_bound_frac=share.to_numpy())
     host = _host_times(operators).reindex(pd.MultiIndex.from_frame(rows[_KEYS])).fillna(0.0)
     return rows.assign(
@@ -119,10 +120,14 @@ def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
 def _host_times(operators: pd.DataFrame) -> pd.DataFrame:
     """Return the host's seconds for each operator, by its keys, from the events that recorded them.
 
-    Those are the first of a pass, in which a host is slower for a layer or two: each step
-    contributes its median.
+    A host takes about twice as long for the first layer of a pass, which is left out if others are
+    known; each step contributes its median.
     """
-    known = operators[operators["host_s"] > 0.0]
+    passes = operators.sort_values("start_ns", kind="stable").groupby([*_PASS, "phase"])
+    is_first = operators["layer"] == passes["layer"].transform("first").reindex(operators.index)
+    known = operators.assign(is_first=is_first)[operators["host_s"] > 0.0]
+    is_alone = known.groupby(_KEYS)["is_first"].transform("all")
+    known = known[~known["is_first"] | is_alone]
     steps = known.groupby([*_KEYS, "rank", "step"], sort=True)["host_s"].median()
     return median_over_steps(steps.rename("time_s").reset_index(), _KEYS).set_index(_KEYS)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         same_layout,
         similarity,
     )
+    from .launches import launch_times
     from .live import live_times
     from .model import MISFIT, FittedSteps, fit_steps
     from .operator_tables import groups_of, timed_rows

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+import numpy as np
+
 from ..fit import Source
 from ..layers import collective_uses, stage_operators
 from ..regressors import Z_90
@@ -65,6 +67,10 @@ class StepEstimate(Encoded):
     contributions: tuple[Contribution, ...]
     source_frac: Mapping[Source, float]
     """Share of the critical stage's work by provenance."""
+    host_wait_frac: float = 0.0
+    """Share of the critical stage's step in which the device waits for the host's launches."""
+    host_wait_high_frac: float = 0.0
+    """The same with a host at the slow end of what is known of it."""
     spans: tuple[Span, ...] = ()
     """Spans for a trace, if a single layout was requested; the last ends after ``time_s``."""
     slices: Mapping[Place, tuple[Slice, ...]] = field(default_factory=dict, repr=False)
@@ -179,13 +185,20 @@ def step_estimate(
     scale: float,
     error_log: Mapping[str, float],
     unshared_sigma_log: float,
+    slow_host: int,
 ) -> StepEstimate:
-    """Build the estimate of one layout of a group; ``scale`` is the factor specific to this
-    layout."""
+    """Build the estimate of one layout of a group; ``scale`` is the factor specific to this layout,
+    and the group's alternative ``slow_host`` has a host at the slow end of its interval."""
     time_s = scale * float(group_times.total_s[row, 0])
     sigma = math.sqrt(sum(log**2 for log in error_log.values()) + unshared_sigma_log**2)
     critical = group_times.critical_stage(row)
     contributions = _contributions(config, critical, items_s, sources)
+    waits_s = group_times.blocks.waits_s
+    waits_frac = (
+        group_times.of_blocks(row, waits_s) / group_times.total_s[row]
+        if waits_s is not None
+        else np.zeros(slow_host + 1)
+    )
     return StepEstimate(
         config=config,
         time_s=time_s,
@@ -198,6 +211,8 @@ def step_estimate(
         parts_s={part: scale * value for part, value in group_times.parts_s(row).items()},
         contributions=contributions,
         source_frac=_shares(contributions),
+        host_wait_frac=float(waits_frac[0]),
+        host_wait_high_frac=float(waits_frac[slow_host]),
     )
 
 

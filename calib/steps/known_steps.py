@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ..records import StepRow
 from ..timeline import Floats, Ints
 from ..workload import Cadence, RunConfig
+from .launches import LaunchTime
 
 MEASURED_SIGMA_LOG = 0.01
 """Scatter of a reported step: 1 %."""
@@ -34,6 +35,8 @@ class KnownStep:
     site: str = ""
     """Another cluster, release or day on which it was measured, whose level may differ as a whole.
     Empty for the machine that estimates are made for."""
+    launches: tuple[LaunchTime, ...] = ()
+    """Launch times that its run's operators showed."""
 
     @staticmethod
     def of(row: StepRow, site: str = "") -> KnownStep:

@@ -47,6 +47,7 @@ from .scales import (
     Effect,
     Release,
     effects_of,
+    floor_s,
     releases_of,
 )
 
@@ -99,6 +100,9 @@ class Layouts:
     """Share of those kernels that recompute repeats, shape (blocks, 1)."""
     checkpoints: Floats
     """Number of checkpointed modules that are restarted, shape (blocks, 1)."""
+    keeps_lead: NDArray[np.bool_]
+    """True for blocks whose host launches a pass while the device still works on the one before it,
+    shape (blocks, 1): pipelines wait for each message, and routers for the numbers of rows."""
     has_experts: NDArray[np.bool_]
     """True for blocks that launch the kernels of experts, shape (blocks, 1)."""
     releases: tuple[Release, ...]
@@ -217,8 +221,8 @@ class Layouts:
         floor_s = self.launched_frac * (self._named(theta, FLOOR) + of_experts_s)
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
         backward_s = floor_s * self._named(theta, FLOOR_RATIO) + self.calls_s[Placement.BACKWARD]
-        # Each restarted module takes the host as long as a dense layer: random-number states are
-        # saved and restored, and autograd is entered once more.
+        # Each restarted module takes the host as long as a dense layer of fused kernels:
+        # random-number states are saved and restored, and autograd is entered once more.
         restarts_s = self.checkpoints * self._named(theta, FLOOR)
         recompute_s = (
             self.recomputed_frac * floor_s + restarts_s + self.calls_s[Placement.RECOMPUTE]
@@ -228,12 +232,19 @@ class Layouts:
             # Recompute and backward launch into one queue, so that one's work hides the other's
             # launches.
             both_s = blocks.backward_s + blocks.recompute_s
-            slower = smooth_maximum(both_s, backward_s + recompute_s) / np.maximum(both_s, _LEAST_S)
-            passed_s = smooth_maximum(blocks.forward_s, forward_s)
+            waits_s = (
+                smooth_maximum(blocks.forward_s, forward_s) - blocks.forward_s,
+                smooth_maximum(both_s, backward_s + recompute_s) - both_s,
+            )
+            work_s = blocks.forward_s + both_s
+            cycle_s = smooth_maximum(work_s, forward_s + backward_s + recompute_s) - work_s
+            wait_frac = np.minimum(1.0, cycle_s / np.maximum(sum(waits_s), _LEAST_S))
+            wait_frac = np.where(self.keeps_lead, wait_frac, 1.0)
+            slower = 1.0 + wait_frac * waits_s[1] / np.maximum(both_s, _LEAST_S)
             return replace(
                 blocks,
-                waits_s=work * (passed_s - blocks.forward_s + (slower - 1.0) * both_s),
-                forward_s=work * passed_s,
+                waits_s=work * wait_frac * sum(waits_s),
+                forward_s=work * (blocks.forward_s + wait_frac * waits_s[0]),
                 backward_s=work * slower * blocks.backward_s,
                 recompute_s=work * slower * blocks.recompute_s,
             )
@@ -253,6 +264,8 @@ def layouts_of(
     effects = tuple(dict.fromkeys(effect for layout_effects in of_all for effect in layout_effects))
     priced = priced_items(compiled, base)
     sampled_frac = np.array([_sampled_frac(source, known.is_in_situ) for source in priced.sources])
+    # The deviation of an operator at other rows is its own, see ``Calibration``.
+    sampled_frac[priced.is_rescaled] = 1.0 - KNOWN_FRAC
     releases, has_release = _releases(configs)
     launched = np.array([[launched_frac(c, b.kind)] for b, c in compiled.block_pairs])
     is_called = np.array([[replayed_frac(c, b.kind) < 1.0] for b, c in compiled.block_pairs])
@@ -268,12 +281,20 @@ def layouts_of(
         calls_s={p: _calls_s(compiled, p) * open_frac * is_called for p in _PASSES},
         launched_frac=open_frac * launched,
         recomputed_frac=np.array([[recomputed_launch_frac(b)] for b in compiled.blocks]),
-        checkpoints=open_frac * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
+        checkpoints=open_frac
+        * (floor_s(is_attention_fused=True) / floor_s(is_attention_fused=known.is_attention_fused))
+        * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
         releases=releases,
         has_release=has_release,
         doublings=np.array([[doublings(config)] for config in configs]),
         idle_frac=_idle_frac(compiled),
         has_experts=np.array([[b.kind in EXPERT_KINDS] for b in compiled.blocks]),
+        keeps_lead=np.array(
+            [
+                [c.parallelism.pp == 1 and b.kind not in EXPERT_KINDS]
+                for b, c in compiled.block_pairs
+            ]
+        ),
     )
 
 

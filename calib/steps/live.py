@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..fit import Calibration, Estimates, Estimator
-from ..layers import BlockKind, block, launched_frac, stage_operators
+from ..layers import stage_operators
 from ..timeline import Item
 from ..workload import CollectiveCall, Operator, OperatorKind, Phase, RunConfig
 from .base_times import Conditions, mean_scores_frac
-from .model import HOST_SCATTER_LOG
-from .scales import FLOOR, FLOOR_RATIO, floor_s
+from .known_steps import KnownStep
+from .launches import launch_times, layer_launches
+from .scales import FLOOR, FLOOR_RATIO, backward_launches, floor_s
 
 IN_SITU: Mapping[str, float] = dict.fromkeys(
     ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0
@@ -22,16 +23,9 @@ during other work."""
 
 
 _Constants = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Launch:
-    """Seconds that a host takes for one pass of a layer."""
-
-    layer_s: float
-    sigma_log: float
-    """Deviation of log time: the scatter of one run's steps, and the share of operators that were
-    not timed."""
+_UNSEEN_HOST_LOG = 0.8
+"""Deviation of the launches of a layer on a host that a run did not show: 0.3 ms on one public
+cluster, 2 on others, 3.3 on the virtual machine of an H200 (``benchmarks/RESULTS.md``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +53,17 @@ class LiveTimes:
         )
 
 
-def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
-    """Return the base times of the run that trained in this layout."""
+def live_times(
+    calibration: Calibration, config: RunConfig, known: Sequence[KnownStep] = ()
+) -> LiveTimes:
+    """Return the base times of the run that trained in this layout.
+
+    ``known`` are steps of its machine's other runs, whose launch times count where this run's
+    device was too busy to show its host's.
+    """
     # Samples from a device that never waited contain no information on the host's launch time.
     open_frac = 0.0 if config.device == "cpu" else 1.0 - calibration.waiting_frac
-    centers, sigmas = _launches(calibration, config) if open_frac else ({}, {})
+    centers, sigmas = _launches(calibration, config, known) if open_frac else ({}, {})
     return LiveTimes(
         estimator=calibration,
         conditions=Conditions(
@@ -82,46 +82,23 @@ def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
     )
 
 
-def _launches(calibration: Calibration, config: RunConfig) -> tuple[_Constants, _Constants]:
+def _launches(
+    calibration: Calibration, config: RunConfig, known: Sequence[KnownStep]
+) -> tuple[_Constants, _Constants]:
     """Return log centres and deviations of the host's launch constants, if its time for operators
-    was measured; else the bound that a busy device gives."""
-    forward = _launch(calibration, config, Phase.FORWARD)
+    was measured here or in another run; else the bound that a busy device gives."""
+    run_times = launch_times(calibration.measured)
+    alike = [one for one in known if one.config.framework == config.framework] or known
+    passes = layer_launches(config, run_times, [one.launches for one in alike])
+    forward, backward = (passes.get(phase) for phase in (Phase.FORWARD, Phase.BACKWARD))
+    ratio, ratio_sigma_log = backward_launches(is_python=config.has_norms_inside)
+    centers, sigmas = {FLOOR_RATIO: math.log(ratio)}, {FLOOR_RATIO: ratio_sigma_log}
     if forward is None:
-        return _floor(calibration, config), {}
-    # The floor refers to an x86 host; layouts on another host have a factor on it.
-    center = math.log(forward.layer_s / launched_frac(config, BlockKind.LAYER))
-    centers, sigmas = {FLOOR: center}, {FLOOR: forward.sigma_log}
-    backward = _launch(calibration, config, Phase.BACKWARD)
+        return {**centers, **_floor(calibration, config)}, {**sigmas, FLOOR: _UNSEEN_HOST_LOG}
     if backward is not None:
-        centers[FLOOR_RATIO] = math.log(backward.layer_s / forward.layer_s)
+        centers[FLOOR_RATIO] = math.log(backward.time_s / forward.time_s)
         sigmas[FLOOR_RATIO] = backward.sigma_log
-    return centers, sigmas
-
-
-def _launch(calibration: Calibration, config: RunConfig, phase: Phase) -> _Launch | None:
-    """Return one pass of a layer without experts; None if no operator of it was timed, or if a
-    graph, whose launches have no marks, replays part of it."""
-    if config.uses_cuda_graphs or config.model.experts is not None:
-        return None
-    layer = block(config, BlockKind.LAYER)
-    measured_counts = [
-        (calibration.measured[operator], count)
-        for operator, count in (layer.forward if phase is Phase.FORWARD else layer.backward)
-        if operator in calibration.measured
-    ]
-    known_s = sum(one.host_s * count for one, count in measured_counts)
-    if not known_s:
-        return None
-    spread_log = (
-        sum(one.host_s * count * one.host_sigma_log for one, count in measured_counts) / known_s
-    )
-    known_frac = sum(count for one, count in measured_counts if one.host_s) / sum(
-        count for _, count in measured_counts
-    )
-    return _Launch(
-        layer_s=known_s / known_frac,
-        sigma_log=math.hypot(spread_log, HOST_SCATTER_LOG, 1.0 - known_frac),
-    )
+    return {**centers, FLOOR: math.log(forward.time_s)}, {**sigmas, FLOOR: forward.sigma_log}
 
 
 def _floor(calibration: Calibration, config: RunConfig) -> _Constants:

@@ -29,6 +29,7 @@ from ..workload import RunConfig
 from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
 from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, unseen_across
+from .launches import HOST_SCATTER_LOG
 from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
@@ -56,10 +57,6 @@ UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 take one path between two ranks: on one public cluster they ran at 1 GB/s of the 45 that its cards
 promise, on another at twice the stated rate. Other groups use all cards, and lie within a factor of
 2 (ranks per node and nodes omitted from public tables: 5 to 30 %, with sockets 2 to 3 times)."""
-
-HOST_SCATTER_LOG = 0.19
-"""Scatter of host-bound steps between launches of one command: 0.054, 0.068 and 0.078 s
-(``benchmarks/RESULTS.md``, "Choice among measured layouts")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -218,7 +215,7 @@ class FittedSteps:
         )
 
     def _estimates(self, layouts: Layouts, theta: Floats) -> list[StepEstimate]:
-        groups, slopes = layouts.slopes(theta, SLOPE_STEP)
+        groups, slopes = layouts.slopes(theta, SLOPE_STEP, global_steps=self._moves(layouts))
         discrepancy_log, discrepancy_sigma, pull = self._discrepancy(layouts.compiled.configs)
         errors, wider = self._errors(layouts, slopes, pull), self._inflation
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
@@ -237,8 +234,24 @@ class FittedSteps:
                     scale=float(np.exp(discrepancy_log[place] + growth[place])),
                     error_log=errors.of(place, wider),
                     unshared_sigma_log=wider * math.hypot(discrepancy_sigma[place], of_host[place]),
+                    slow_host=1 + layouts.constants.index((SCALE, FLOOR)),
                 )
         return [out[place] for place in range(len(out))]
+
+    def _moves(self, layouts: Layouts) -> Floats:
+        """Return the changes of constants for finite differences, shape (constants,).
+
+        A step depends on the launch floor only from where the host is slower than the device: its
+        derivative is the secant up to the end of the floor's 90 % interval.
+        """
+        moves = np.full(len(layouts.constants), SLOPE_STEP)
+        floor = (SCALE, FLOOR)
+        place = layouts.constants.index(floor)
+        sigma_log = float(layouts.sigma_log[place])
+        if self.posterior is not None and floor in self.posterior.constants:
+            sigma_log = self.posterior.sigma_of(floor)
+        moves[place] = max(SLOPE_STEP, Z_90 * sigma_log)
+        return moves
 
     def _host_scatter(self, layouts: Layouts, slopes: Floats) -> Floats:
         """Return the deviation of each unmeasured log step, by its share of host waits, shape

@@ -94,6 +94,10 @@ class LayoutPosterior:
                 correlation[row, list(places)] += (1.0 - SHARED_FRAC) / max(1, len(places))
         return self._discrepancy(correlation)
 
+    def sigma_of(self, constant: Constant) -> float:
+        """Return the deviation of a constant's log."""
+        return float(np.linalg.norm(self.root[self.constants.index(constant)]))
+
     def places(self, config: RunConfig) -> tuple[int, ...]:
         """Return the indices of the steps of a layout that were measured here."""
         return self.measured.get(same_layout(config), ())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..fit import Estimates, Source
@@ -47,6 +48,8 @@ class PricedItems:
     """Seconds of each item with all constants at their centres."""
     sources: tuple[Source, ...]
     """Provenance of the time of each item."""
+    is_rescaled: NDArray[np.bool_]
+    """True for operators that were measured in training at another number of rows."""
     weights: Floats
     """Power of each scale and family in each item, shape (items, scales + families)."""
     scales: tuple[Scale, ...]
@@ -83,10 +86,17 @@ def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
     return PricedItems(
         base_s=estimates.time_s * np.exp(np.where(is_new, powers @ centers, 0.0)),
         sources=estimates.sources,
+        is_rescaled=_flags(estimates),
         weights=np.hstack([remaining_powers, spreads]),
         scales=chosen,
         families=families,
     )
+
+
+def _flags(estimates: Estimates) -> NDArray[np.bool_]:
+    if estimates.is_rescaled is None:
+        return np.zeros(len(estimates.sources), dtype=np.bool_)
+    return estimates.is_rescaled
 
 
 def _refuse_unmeasured(compiled: Compiled, estimates: Estimates) -> None:
@@ -206,6 +216,7 @@ def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
         time_s=np.add.reduceat(shares * estimates.time_s, first),
         sigma_log=np.maximum.reduceat(estimates.sigma_log, first),
         sources=tuple(estimates.sources[place] for place in first.tolist()),
+        is_rescaled=_flags(estimates)[first],
     )
 
 

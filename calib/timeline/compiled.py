@@ -272,7 +272,8 @@ class _Compiler:
         return composition
 
     def _block_places(self, config: RunConfig, variants: Sequence[BlockVariant]) -> list[int]:
-        key = (self._model(config), *block_key(config)[1:])
+        # A host runs ahead from one pass into the next unless a pipeline's messages stop it.
+        key = (self._model(config), config.parallelism.pp > 1, *block_key(config)[1:])
         out = []
         for variant in variants:
             place = self._blocks.get((key, variant))

@@ -52,9 +52,7 @@ class EarlierRuns:
         if running is None:
             return ()
         runs = [run for run, config in self._runs(table.run_id) if config.device == running.device]
-        # Known steps need no samples, which are most of a table.
-        bare = (replace(run, samples=run.samples.iloc[:0]) for run in runs)
-        known = (_where_possible(partial(known_elsewhere, run, running)) for run in bare)
+        known = (_where_possible(partial(known_elsewhere, run, running)) for run in runs)
         return (*(step for step in known if step is not None), *self._imported.known(running))
 
     @cached_property

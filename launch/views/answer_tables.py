@@ -527,6 +527,8 @@ _MENUS: Mapping[str, Callable[[Candidate], str]] = {
     "recompute": lambda row: axis_value(row.config, "recompute"),
 }
 NUM_MENUS = len(_MENUS)
+_HOST_WAIT_FRAC = 0.1
+"""Share of waiting for the host from which a layout is named."""
 
 
 def plan_notes(plan: Plan) -> list[str]:
@@ -550,8 +552,31 @@ def plan_notes(plan: Plan) -> list[str]:
     ]
     if rows := [str(row) for row, one in enumerate(plan.candidates, 1) if one.conversion]:
         notes.append(f"rows {', '.join(rows)} cannot load the run's checkpoints; --show N says why")
-    notes += measurement_hints(plan)
+    notes += [*_host_notes(plan), *measurement_hints(plan)]
     return [*notes, f"searched: {'; '.join(searched)}"] if searched else notes
+
+
+def _host_notes(plan: Plan) -> Iterator[str]:
+    """Yield which layouts would wait for their host, by the rows of the table, and which may."""
+    shown = {row: one for row, one in plan.rows.items() if row <= NUM_LAYOUTS or one is plan.best}
+    sure = {row: one for row, one in shown.items() if one.host_wait_frac >= _HOST_WAIT_FRAC}
+    open_ = {
+        row: one
+        for row, one in shown.items()
+        if row not in sure and one.host_wait_high_frac >= _HOST_WAIT_FRAC
+    }
+    if sure:
+        texts = (f"row {row} in {format_frac(one.host_wait_frac)}" for row, one in sure.items())
+        yield (
+            f"would wait for the host: {', '.join(texts)} of the step; a larger micro-batch or "
+            "CUDA graphs help"
+        )
+    if open_:
+        most = max(one.host_wait_high_frac for one in open_.values())
+        yield (
+            f"may wait for the host in up to {format_frac(most)} of the step, whose launches were "
+            f"not all seen: {'row' if len(open_) == 1 else 'rows'} {', '.join(map(str, open_))}"
+        )
 
 
 def measurement_hints(plan: Plan) -> list[str]:

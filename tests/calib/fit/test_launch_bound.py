@@ -250,7 +250,9 @@ def test_the_running_step_stays_and_other_layouts_widen(make_table: MakeTable) -
     def width(one) -> float:
         return math.log(one.high_s / one.low_s)
 
-    assert width(after[1]) > width(before[1])
+    # A run that waited shows its host; that of a busy one may be slower than all its work.
+    assert width(after[1]) > 2 * width(after[0])
+    assert before[1].host_wait_high_frac > 0.3 > after[1].host_wait_high_frac
     # Four times the samples in a launch: the host is asked a quarter as often.
     assert after[1].time_s < 0.5 * after[0].time_s
 

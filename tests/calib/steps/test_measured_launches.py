@@ -30,7 +30,7 @@ from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.live import live_times
-from forerun.calib.steps.model import HOST_SCATTER_LOG, fit_steps
+from forerun.calib.steps.model import fit_steps
 from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO, scales
 from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
@@ -180,7 +180,8 @@ def test_the_floor_is_the_measured_launch_of_a_layer(tmp_path: Path) -> None:
     passes_s = layer_s(Phase.FORWARD), layer_s(Phase.BACKWARD)
     assert result[FLOOR][0] == pytest.approx(math.log(passes_s[0]), abs=0.005)
     assert result[FLOOR_RATIO][0] == pytest.approx(math.log(passes_s[1] / passes_s[0]), abs=0.005)
-    assert HOST_SCATTER_LOG <= result[FLOOR][1] < HOST_SCATTER_LOG + 0.03
+    # The scatter of its steps; that between launches is every layout's own.
+    assert 0.04 < result[FLOOR][1] < 0.12
 
 
 def test_operators_without_a_time_widen_it(tmp_path: Path) -> None:
@@ -192,7 +193,7 @@ def test_operators_without_a_time_widen_it(tmp_path: Path) -> None:
     assert part[FLOOR][1] > 1.15 * whole[FLOOR][1]
 
 
-def test_without_times_of_the_host_all_is_as_it_was(tmp_path: Path) -> None:
+def test_without_times_of_the_host_it_is_unknown(tmp_path: Path) -> None:
     """As in files of older versions: no such field in a line, no such column in a table."""
     table = table_of(tmp_path, records(has_host=False))
     assert not any("host_ns" in to_dict(r) for r in records(has_host=False))
@@ -200,7 +201,8 @@ def test_without_times_of_the_host_all_is_as_it_was(tmp_path: Path) -> None:
     without_host = replace(table, samples=normalise("samples", older))
     assert without_host.equals(table) and without_host.sha256 == table.sha256
     result = centers(table)
-    assert result[FLOOR][1] == 0.6 and result[FLOOR_RATIO] == (math.log(1.6), 0.15)
+    # The device hid a host of which nothing is known; its autograd is in C++.
+    assert result[FLOOR][1] == 0.8 and result[FLOOR_RATIO] == (math.log(0.8), 0.3)
 
 
 @pytest.mark.slow
@@ -215,4 +217,4 @@ def test_graphs_and_processors_have_none_of_it(tmp_path: Path, changes: dict[str
             table_of(tmp_path / "other", records(has_host=False)),
         )
     )
-    assert one.log_centers == other.log_centers and one.log_sigmas == other.log_sigmas == {}
+    assert one.log_centers == other.log_centers and one.log_sigmas == other.log_sigmas

@@ -1,0 +1,168 @@
+"""Steps of archived layouts, each predicted from the calibration of each other one.
+
+    python benchmarks/gpu/pairs.py [--alone]
+
+Six layouts of one program that ran on one H200 (``measured/``): 30 ordered pairs, of which twelve
+are of one model.  A busy device shows its host's launches rarely, so that a run takes them from the
+other runs of its machine, here all of the archives but the two of the pair; with ``--alone`` it
+knows its own samples only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.calib.advice import Candidate, compare
+from forerun.calib.answers import known_elsewhere, running_config
+from forerun.calib.answers.measured_steps import fit_run
+from forerun.calib.fit import calibrate
+from forerun.calib.samples import SampleTable, read_table
+from forerun.calib.steps import FittedSteps, KnownStep, live_times
+
+MEASURED = Path(__file__).parent / "measured"
+ARCHIVES = ("h200-2026-11-27", "h200-2026-11-28")
+LAYOUTS = (
+    "base", "micro-batch-halved", "micro-batch-doubled", "full-recompute", "half-the-layers",
+    "half-the-sequence",
+)  # fmt: skip
+CLEAR_FRAC, SMALL_FRAC, FLAGGED_FRAC = 0.1, 0.05, 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One layout predicted from the run of another, and what was measured."""
+
+    running: str
+    other: str
+    candidate: Candidate
+    true_s: float
+    true_frac: float
+    """Change of the step against the running layout."""
+
+    @property
+    def off_frac(self) -> float:
+        """Error of the step."""
+        return self.candidate.step_time_s / self.true_s - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """True if the step lies inside its interval."""
+        return self.candidate.low_s <= self.true_s <= self.candidate.high_s
+
+    @property
+    def is_flagged(self) -> bool:
+        """True if the layout is named as one that would or may wait for its host."""
+        return self.candidate.host_wait_high_frac >= FLAGGED_FRAC
+
+
+def main() -> int:
+    """Print a row for each pair, and the sums."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--alone", action="store_true", help="without the other runs' host times")
+    found = [*pairs(read_tables(), is_alone=parser.parse_args().alone)]
+    heads = ("running", "other", "error", "held", "gain said", "90 %", "true", "waits for the host")
+    print(markdown_table(heads, [_row(one) for one in found]), "", *sums(found), sep="\n")
+    return 0
+
+
+def read_tables() -> Mapping[str, SampleTable]:
+    """Return the archived sample tables by the name of their run."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ARCHIVES:
+            with tarfile.open(MEASURED / f"{name}.tar.gz") as packed:
+                packed.extractall(folder, filter="data")
+        paths = sorted(Path(folder).rglob("*.parquet"))
+        return {
+            path.parent.name if path.stem == "samples" else path.stem: read_table(path)
+            for path in paths
+            if path.stem != "steps"
+        }
+
+
+def pairs(tables: Mapping[str, SampleTable], *, is_alone: bool = False) -> Iterator[Pair]:
+    """Yield the ordered pairs of the layouts."""
+    configs = {name: running_config(table) for name, table in tables.items()}
+    known = {name: known_elsewhere(table, configs[name]) for name, table in tables.items()}
+    for running, other in permutations(LAYOUTS, 2):
+        others = [] if is_alone else [known[n] for n in tables if n not in (running, other)]
+        steps = steps_of(tables[running], others)
+        (candidate,) = compare(configs[running], [configs[other]], steps)
+        true_s = known[other].time_s
+        yield Pair(
+            running=running,
+            other=other,
+            candidate=candidate,
+            true_s=true_s,
+            true_frac=true_s / known[running].time_s - 1,
+        )
+
+
+def steps_of(table: SampleTable, others: list[KnownStep]) -> FittedSteps:
+    """Return the step model of a run, with nothing of the others but their launch times."""
+    config = running_config(table)
+    base = live_times(calibrate(table, device=config.device), config, others)
+    return fit_run(table, base, (), config).steps
+
+
+def sums(found: list[Pair]) -> Iterator[str]:
+    """Yield the sums over pairs, then over those of one model."""
+    yield f"- mean error of the step: {_percent(statistics.mean(abs(p.off_frac) for p in found))}"
+    yield f"- held: {sum(p.is_inside for p in found)} of {len(found)}"
+    halves = [math.log(p.candidate.high_s / p.candidate.low_s) / 2 for p in found]
+    yield f"- median half-width of the step: {_percent(statistics.median(halves))}"
+    far = [p for p in found if abs(p.off_frac) > CLEAR_FRAC]
+    yield f"- off by more than 10 %: {len(far)}, of which named: {sum(p.is_flagged for p in far)}"
+    gains = [p for p in found if p.candidate.is_comparable]
+    candidates = [p.candidate for p in gains]
+    off = statistics.mean(abs(p.candidate.time_frac - p.true_frac) for p in gains)
+    half = statistics.mean((c.time_frac_high - c.time_frac_low) / 2 for c in candidates)
+    busy = [
+        (c.time_frac_high - c.time_frac_low) / 2
+        for c in candidates
+        if c.host_wait_high_frac < FLAGGED_FRAC
+    ]
+    clear = [p for p in gains if abs(p.true_frac) >= CLEAR_FRAC]
+    large = [p for p in gains if abs(p.true_frac) >= SMALL_FRAC]
+    right = sum(p.candidate.time_frac * p.true_frac > 0 for p in large)
+    num_inside = sum(
+        p.candidate.time_frac_low <= p.true_frac <= p.candidate.time_frac_high for p in gains
+    )
+    yield f"- gains of one model: error {_percent(off)}, half-width {_percent(half)}, held {num_inside}"
+    if busy:
+        yield f"- half-width where no host is waited for: {_percent(statistics.mean(busy))}"
+    unsure = sum(p.candidate.is_unsure for p in clear)
+    yield f"- cannot tell, of {len(clear)} that differ by 10 % or more: {unsure}"
+    yield f"- sign right, of {len(large)} that differ by 5 % or more: {right}"
+
+
+def _row(pair: Pair) -> list[str]:
+    one = pair.candidate
+    is_gain = one.is_comparable
+    return [
+        pair.running,
+        pair.other,
+        f"{pair.off_frac:+.1%}",
+        "yes" if pair.is_inside else "no",
+        f"{one.time_frac:+.1%}" if is_gain else "",
+        f"{one.time_frac_low:+.0%} to {one.time_frac_high:+.0%}" if is_gain else "",
+        f"{pair.true_frac:+.1%}",
+        f"{one.host_wait_frac:.0%} (up to {one.host_wait_high_frac:.0%})",
+    ]
+
+
+def _percent(frac: float) -> str:
+    return f"{100 * frac:.1f} %"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
