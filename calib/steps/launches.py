@@ -18,6 +18,7 @@ import numpy as np
 from ..layers import BlockKind, block, launched_frac
 from ..network import Measured
 from ..regressors import drawn_sigma_log
+from ..timeline import Floats, Ints
 from ..workload import Operator, OperatorKind, Phase, RunConfig
 
 HOST_SCATTER_LOG = 0.19
@@ -118,7 +119,7 @@ def layer_launches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LaunchLaw:
-    """Least squares of log launch times on classes and runs, with the rate of one run."""
+    """Launch times by class, and the rate of one run."""
 
     class_log: Mapping[tuple[OperatorKind, Phase], float]
     class_sigma_log: Mapping[tuple[OperatorKind, Phase], float]
@@ -127,41 +128,65 @@ class _LaunchLaw:
 
     @staticmethod
     def of(run_times: Sequence[LaunchTime], others: Sequence[Sequence[LaunchTime]]) -> _LaunchLaw:
-        runs = [run for run in (run_times, *others) if run]
-        rows = [
-            (place, (one.kind, one.phase), one) for place, run in enumerate(runs) for one in run
-        ]
-        classes = {name: place for place, name in enumerate(dict.fromkeys(n for _, n, _ in rows))}
-        of_run = np.array([place for place, *_ in rows], dtype=np.int64)
-        of_class = np.array([classes[name] for _, name, _ in rows], dtype=np.int64)
-        logs = np.log([one.time_s for *_, one in rows])
-        weights = 1.0 / np.array([one.sigma_log**2 + _CLASS_SCATTER_LOG**2 for *_, one in rows])
-        rates, centers = np.zeros(len(runs)), np.zeros(len(classes))
-        for _ in range(_ROUNDS):
-            centers = _means(logs - rates[of_run], weights, of_class, len(classes))
-            rates = _means(logs - centers[of_class], weights, of_run, len(runs))
-            rates -= rates.mean() if len(runs) else 0.0
-        apart = logs - centers[of_class] - rates[of_run]
-        between = drawn_sigma_log(
-            rates if len(runs) > 1 else rates[:0], prior_sigma_log=HOST_SCATTER_LOG
-        )
-        rate, sigma = 0.0, between / math.sqrt(max(1, len(runs)))
+        fit = _Fit.of([run for run in (run_times, *others) if run])
+        rates = fit.rates if len(fit.rates) > 1 else fit.rates[:0]
+        between = drawn_sigma_log(rates, prior_sigma_log=HOST_SCATTER_LOG)
+        rate, sigma = 0.0, between / math.sqrt(max(1, len(fit.rates)))
         if run_times:
-            scatter = drawn_sigma_log(apart[of_run == 0], prior_sigma_log=_CLASS_SCATTER_LOG)
+            apart = fit.residuals[: len(run_times)]
+            scatter = drawn_sigma_log(apart, prior_sigma_log=_CLASS_SCATTER_LOG)
             error = scatter / math.sqrt(len(run_times))
-            rate = float(rates[0]) * between**2 / (between**2 + error**2)
+            rate = float(fit.rates[0]) * between**2 / (between**2 + error**2)
             sigma = between * error / math.hypot(between, error)
-        spread = _means(
-            np.array([one.sigma_log for *_, one in rows]), weights, of_class, len(classes)
-        )
         return _LaunchLaw(
-            class_log={name: float(centers[place]) for name, place in classes.items()},
-            class_sigma_log={name: float(spread[place]) for name, place in classes.items()},
+            class_log=dict(zip(fit.classes, fit.centers.tolist(), strict=True)),
+            class_sigma_log=dict(zip(fit.classes, fit.spreads.tolist(), strict=True)),
             rate_log=rate,
             rate_sigma_log=sigma,
         )
 
 
-def _means(values: np.ndarray, weights: np.ndarray, places: np.ndarray, number: int) -> np.ndarray:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fit:
+    """Least squares of log launch times on classes and runs; rates have a mean of 0."""
+
+    classes: tuple[tuple[OperatorKind, Phase], ...]
+    centers: Floats
+    """Log seconds of each class."""
+    spreads: Floats
+    """Deviation of each class within runs."""
+    rates: Floats
+    """Log rate of each run."""
+    residuals: Floats
+    """Shape (times,), in the order of the runs."""
+
+    @staticmethod
+    def of(runs: Sequence[Sequence[LaunchTime]]) -> _Fit:
+        times = [one for run in runs for one in run]
+        classes = {
+            name: place
+            for place, name in enumerate(dict.fromkeys((one.kind, one.phase) for one in times))
+        }
+        of_run = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
+        of_class = np.array([classes[one.kind, one.phase] for one in times], dtype=np.int64)
+        logs = np.log([one.time_s for one in times])
+        sigmas = np.array([one.sigma_log for one in times])
+        weights = 1.0 / (sigmas**2 + _CLASS_SCATTER_LOG**2)
+        rates, centers = np.zeros(len(runs)), np.zeros(len(classes))
+        for _ in range(_ROUNDS if runs else 0):
+            centers = _means(logs - rates[of_run], weights, of_class, len(classes))
+            rates = _means(logs - centers[of_class], weights, of_run, len(runs))
+            rates -= rates.mean()
+        return _Fit(
+            classes=tuple(classes),
+            centers=centers,
+            spreads=_means(sigmas, weights, of_class, len(classes)),
+            rates=rates,
+            residuals=logs - centers[of_class] - rates[of_run],
+        )
+
+
+def _means(values: Floats, weights: Floats, places: Ints, number: int) -> Floats:
+    """Return the weighted mean of the values at each place."""
     sums = np.bincount(places, weights * values, number)
-    return sums / np.maximum(np.bincount(places, weights, number), 1e-12)
+    return sums / np.bincount(places, weights, number)

@@ -566,7 +566,7 @@ def _host_notes(plan: Plan) -> Iterator[str]:
         if row not in sure and one.host_wait_high_frac >= _HOST_WAIT_FRAC
     }
     if sure:
-        texts = (f"row {row} in {format_frac(one.host_wait_frac)}" for row, one in sure.items())
+        texts = (f"row {row} in {100 * one.host_wait_frac:.0f} %" for row, one in sure.items())
         yield (
             f"would wait for the host: {', '.join(texts)} of the step; a larger micro-batch or "
             "CUDA graphs help"
@@ -574,7 +574,7 @@ def _host_notes(plan: Plan) -> Iterator[str]:
     if open_:
         most = max(one.host_wait_high_frac for one in open_.values())
         yield (
-            f"may wait for the host in up to {format_frac(most)} of the step, whose launches were "
+            f"may wait for the host in up to {100 * most:.0f} % of the step, whose launches were "
             f"not all seen: {'row' if len(open_) == 1 else 'rows'} {', '.join(map(str, open_))}"
         )
 

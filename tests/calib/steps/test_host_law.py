@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ import forerun
 from forerun.calib.answers.measured_steps import fit_run, known_elsewhere, running_config
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.layers.blocks import BlockKind, block
+from forerun.calib.samples.operator_rows import operator_rows
 from forerun.calib.samples.store import read_table
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.steps.base_times import Conditions
@@ -83,7 +85,7 @@ def test_classes_belong_to_the_program_and_a_rate_to_the_host(
     mean = math.exp(sum(map(math.log, rates)) / len(rates))
     for phase in PASSES:
         assert unknown[phase].time_s == pytest.approx(mean * layer_s(times_s, phase), rel=1e-6)
-        assert unknown[phase].sigma_log > 0.08
+        assert unknown[phase].sigma_log > 0.03
 
 
 def test_hosts_that_differ_leave_the_next_one_open() -> None:
@@ -175,3 +177,23 @@ def test_a_slow_host_turns_the_order_of_micro_batches_under_a_pipeline(tmp_path:
     assert all(b.low_s < s.time_s < 1.02 * b.high_s for b, s in zip(blind, seen, strict=True))
     assert blind[0].host_wait_high_frac > 0.4 and blind[1].host_wait_high_frac > 0.2
     assert seen[0].host_wait_frac > 0.4 and seen[1].host_wait_frac > 0.2 > seen[2].host_wait_frac
+
+
+def test_the_first_layer_of_a_pass_and_one_slow_step_count_for_little() -> None:
+    """A host takes twice as long for a pass's first layer; one step of six waits for all else."""
+    columns = {"window": 0, "stage": 0, "rank": 0, "kind": "norm", "phase": "forward"}
+    rows = [
+        {
+            **columns, "shape": "512x64", "element_nbytes": 2, "step": step, "microbatch": 0,
+            "layer": layer, "start_ns": 1000 * step + layer, "time_s": 1e-4,
+            "host_s": 2e-4 if layer == 3 else 1e-4, "host_bound_s": 1e-4 * (step == 0),
+        }
+        for step in range(6)
+        for layer in (3, 4, 5)
+    ]  # fmt: skip
+    (row,) = operator_rows(pd.DataFrame(rows)).itertuples()
+    assert row.host_s == pytest.approx(1e-4)
+    assert row.host_bound_frac == 0.0
+    # If nothing else is known, the first layers are all that there is.
+    (alone,) = operator_rows(pd.DataFrame([one for one in rows if one["layer"] == 3])).itertuples()
+    assert alone.host_s == pytest.approx(2e-4)

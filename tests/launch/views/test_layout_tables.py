@@ -16,7 +16,13 @@ from forerun.calib.forecast.rates import RemainingRun
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.store.forecast_log import read_remaining_run
-from forerun.launch.views.answer_tables import layouts_table, markdown, rest_json, summary_values
+from forerun.launch.views.answer_tables import (
+    layouts_table,
+    markdown,
+    plan_notes,
+    rest_json,
+    summary_values,
+)
 from forerun.launch.views.table import show_table
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -127,3 +133,15 @@ def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path
     assert read_remaining("another") is None
     (tmp_path / "forecast.json").write_text(json.dumps({**forecast, "remaining_s": 0.0}))
     assert read_remaining() is None
+
+
+def test_layouts_that_would_wait_for_their_host_are_named(answer: Answer) -> None:
+    plan = answer.known.plan
+    first, second, *rest = plan.candidates
+    waiting = replace(first, host_wait_frac=0.42, host_wait_high_frac=0.6)
+    unseen = replace(second, host_wait_frac=0.02, host_wait_high_frac=0.3)
+    notes = "\n".join(plan_notes(replace(plan, candidates=(waiting, unseen, *rest))))
+    assert "would wait for the host: row 1 in 42 %" in notes
+    assert "CUDA graphs" in notes
+    assert "may wait for the host in up to 30 %" in notes and "row 2" in notes
+    assert "host" not in "\n".join(plan_notes(plan))
