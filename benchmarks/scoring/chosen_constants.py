@@ -42,7 +42,9 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.base_times: _KERNEL_S _RATE_FRAC _FP32_NBYTES _COUNTED
         steps.scales: OPTIMIZER_NBYTES ADAM_NBYTES COPIED_NBYTES""",
     "measured by us, in benchmarks/RESULTS.md": """
-        steps.model: HOST_SCATTER_LOG""",
+        steps.launches: HOST_SCATTER_LOG
+        steps.live: _UNSEEN_HOST_LOG
+        fit.calibration: _ROWS_SIGMA_LOG""",
     "units, names of versions, quantiles of known distributions": """
         network.cluster: _GIGA
         network.curves: _LOG_2
@@ -73,6 +75,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.slices: _LEAST_FRAC _LEAST_S
         steps.step_tables: _NO_TIME_S
         steps.layouts: _LEAST_S _RUN
+        steps.launches: _ROUNDS
         steps.model: _ROUNDING
         steps.operator_tables: _MAX_ROWS
         steps.posterior: SLOPE_STEP _WIDE_SPREADS _WIDE_STEPS _NUM_DISCREPANCIES _WILD_ROUNDS

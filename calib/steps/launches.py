@@ -23,9 +23,8 @@ from ..workload import Operator, OperatorKind, Phase, RunConfig
 
 HOST_SCATTER_LOG = 0.19
 """Scatter of host-bound steps between launches of one command: 0.054, 0.068 and 0.078 s
-(``benchmarks/RESULTS.md``, "Choice among measured layouts")."""
-_CLASS_SCATTER_LOG = 0.15
-"""Deviation of a class's launch time between shapes and programs of one machine."""
+(``benchmarks/RESULTS.md``, "Choice among measured layouts"), and of a class of operator between
+shapes."""
 _WAITS_FRAC = 0.9
 """Share of waiting from which an operator's time is its host's."""
 _ENDS = frozenset({OperatorKind.EMBEDDING, OperatorKind.LOGITS, OperatorKind.LOSS})
@@ -134,7 +133,7 @@ class _LaunchLaw:
         rate, sigma = 0.0, between / math.sqrt(max(1, len(fit.rates)))
         if run_times:
             apart = fit.residuals[: len(run_times)]
-            scatter = drawn_sigma_log(apart, prior_sigma_log=_CLASS_SCATTER_LOG)
+            scatter = drawn_sigma_log(apart, prior_sigma_log=HOST_SCATTER_LOG)
             error = scatter / math.sqrt(len(run_times))
             rate = float(fit.rates[0]) * between**2 / (between**2 + error**2)
             sigma = between * error / math.hypot(between, error)
@@ -171,7 +170,7 @@ class _Fit:
         of_class = np.array([classes[one.kind, one.phase] for one in times], dtype=np.int64)
         logs = np.log([one.time_s for one in times])
         sigmas = np.array([one.sigma_log for one in times])
-        weights = 1.0 / (sigmas**2 + _CLASS_SCATTER_LOG**2)
+        weights = 1.0 / (sigmas**2 + HOST_SCATTER_LOG**2)
         rates, centers = np.zeros(len(runs)), np.zeros(len(classes))
         for _ in range(_ROUNDS if runs else 0):
             centers = _means(logs - rates[of_run], weights, of_class, len(classes))
