@@ -71,7 +71,7 @@ def _capture_bars() -> Iterator[Bar]:
 
 
 BARS = (
-    _bar("events.record_s", "host seconds to record an event", most=3e-6),
+    _bar("events.record_given_stream_s", "host seconds to record an event", most=3e-6),
     _bar("events.read_s", "host seconds to read one", most=4e-6),
     _bar("events.mark_s", "host seconds of a mark", most=5e-6),
     _bar("events.record_of_stream_s", "stream seconds for one between kernels", most=2e-6),
@@ -116,7 +116,7 @@ BARS = (
     _bar("overhead.compute_bound: after the window", "steps after, compute-bound", most=0.01),
     _bar("overhead.launch_bound_waiting_frac", "of operators, device waits", least=0.1),
     _bar("overhead.compute_bound_waiting_frac", "of operators, device waits", most=0.1),
-    _bar("shapes.kineto: all operators together", "events against kernels", most=0.03),
+    _bar("shapes.kineto: operators of a step", "events against kernels", most=0.03),
     _bar("shapes.layouts: mean error of the step", "other shapes predicted", most=0.05),
     _bar("shapes.layouts: largest error of the peak memory", "their memory", most=0.05),
     _bar("shapes.fake: mean error of the work", "TP and PP shapes predicted", most=0.05),
@@ -186,6 +186,9 @@ def value_of(outcome: Mapping[str, Any], figure: str) -> float | None:
     value: Any = figures.get(figure)
     if figure == "taken_mib":
         return _taken_mib(figures)
+    if value is None and figure == "record_given_stream_s" and "record_s" in figures:
+        # Archives until 2026-11-28 timed the look-up of the current stream as well.
+        return figures["record_s"] - figures["current_stream_s"]
     if value is None and "." in figure:
         outer, _, inner = figure.rpartition(".")
         capture = figures.get(outer)

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scipy.stats import bootstrap
@@ -18,7 +18,7 @@ from forerun.calib.answers import overhead
 from forerun.calib.fit import Calibration, calibrate
 from forerun.calib.layers import stage_operators
 from forerun.calib.records import CollectiveRecord, OperatorRecord, TraceRecord
-from forerun.calib.workload import Phase, RunConfig
+from forerun.calib.workload import Operator, OperatorKind, Phase, RunConfig
 
 BASE = "base"
 SHORT_S = 20e-6
@@ -107,14 +107,14 @@ def kineto_part(runner: Runner) -> Part:
         names = [r.name for r in records if getattr(r, "name", "").startswith("trace")]
         raise ValueError(f"nothing was traced: {', '.join(names) or 'no reason given'}")
     rows, errors = [("operator", "events", "kernels", "difference")], []
-    for key in sorted(events.keys() & kernels.keys()):
-        by_event, by_kernel = events[key], kernels[key]
+    pairs = {key: (events[key], kernels[key]) for key in sorted(events.keys() & kernels.keys())}
+    for key, (by_event, by_kernel) in pairs.items():
         if by_event >= SHORT_S:
             errors.append(abs(by_event / by_kernel - 1))
         difference = f"{by_event / by_kernel - 1:+.1%}"
         rows.append((key, f"{by_event * 1e6:.1f} us", f"{by_kernel * 1e6:.1f} us", difference))
-    shared = sorted(events.keys() & kernels.keys())
-    total = sum(events[k] for k in shared) / sum(kernels[k] for k in shared) - 1
+    calls = calls_in_step(traced.table.config())
+    rest = {key: times for key, times in pairs.items() if OperatorKind.OPTIMIZER.value not in key}
     fracs = calibrate(traced.table, device=traced.table.config().device).weight_fracs
     shares = ", ".join(f"{kind.value} {share:.2f}" for kind, share in fracs.items())
     return Part(
@@ -124,11 +124,33 @@ def kineto_part(runner: Runner) -> Part:
                 name="largest difference", value=max(errors, default=0.0), bar=0.03,
                 note=f"of {len(errors)} operators of {SHORT_S * 1e6:.0f} us or more",
             ),
-            Figure(name="all operators together", value=abs(total), bar=0.03),
+            Figure(name="operators of a step", value=abs(weighted_frac(pairs, calls)), bar=0.03),
+            Figure(
+                name="operators of a step but the optimizer", value=abs(weighted_frac(rest, calls))
+            ),
         ),
         rows=tuple(rows),
         notes=(f"weight gradient's share of the backward phase: {shares}",),
     )  # fmt: skip
+
+
+def calls_in_step(config: RunConfig, stage: int = 0) -> Counter[str]:
+    """Return how often a rank calls each operator in a step, by its name in the tables."""
+    work = stage_operators(config, stage)
+    calls: Counter[str] = Counter()
+    for operator, number in (*work.forward, *work.backward, *work.recompute):
+        calls[_operator_name(operator)] += number * config.num_microbatches
+    for operator, number in work.step:
+        calls[_operator_name(operator)] += number
+    return calls
+
+
+def weighted_frac(pairs: Mapping[str, tuple[float, float]], calls: Mapping[str, int]) -> float:
+    """Return the difference of a step's first times from its second ones, over the second."""
+    first, second = (
+        sum(times[place] * calls.get(name, 0) for name, times in pairs.items()) for place in (0, 1)
+    )
+    return first / second - 1
 
 
 def layouts_part(runner: Runner) -> Part:
@@ -267,8 +289,7 @@ def _by_operator(records: Iterable[OperatorRecord | TraceRecord]) -> dict[str, f
     runs: dict[tuple, int] = defaultdict(int)
     for n, r in enumerate(records):
         is_part = r.phase in gradients
-        phase = Phase.BACKWARD if is_part else r.phase
-        name = f"{r.kind.value} {phase.value} {'x'.join(map(str, r.shape))}"
+        name = _operator_name(r, Phase.BACKWARD if is_part else r.phase)
         # Both gradients follow each other, layer by layer; all others are separate runs.
         place = (r.step, r.microbatch, r.layer) if is_part else n
         runs[name, place] += r.duration_ns
@@ -279,6 +300,13 @@ def _by_operator(records: Iterable[OperatorRecord | TraceRecord]) -> dict[str, f
         name: statistics.median(operator_times_ns) / 1e9
         for name, operator_times_ns in times.items()
     }
+
+
+def _operator_name(
+    operator: Operator | OperatorRecord | TraceRecord, phase: Phase | None = None
+) -> str:
+    shape = "x".join(map(str, operator.shape))
+    return f"{operator.kind.value} {(phase or operator.phase).value} {shape}"
 
 
 def _counts(records: Iterable[object]) -> list[int]:

@@ -64,7 +64,7 @@ GPU = Size(
     steps_after=20,
     timeout_s=3600.0,
 )
-"""0.6 billion parameters: half a second per step on an H200, which is lent for minutes."""
+"""505 million parameters: half a second per step on an H200, which is lent for minutes."""
 CPU = Size(
     model=("--hidden-size", "32", "--num-attention-heads", "2"),
     layers=2,

@@ -73,6 +73,7 @@ STANDS_IN = {
     "One NVIDIA H200": [
         "one NVIDIA H200 in a virtual machine", "| losses with hooks and without (recipe",
         "| hooked against bare steps, hidden 4096 |", "| the same, hidden 1024, launch-bound",
+        "| 40,000 collectives a step",
     ],
     "A run predicted from one of half": [
         "**Predicted from one of the three runs", "**Peak memory**, as told by the model alone",
@@ -82,6 +83,7 @@ STANDS_IN = {
         "| model | 1.3B, 24 x 2048", "| modelled step | 1.152 s",
         "| peak memory by the model alone, measured |",
         "| other shapes from one calibration, step |",
+        "| full recompute of the 1.3B", "| a model like Llama from the 1.3B",
     ],
     "| hooks in the window, two runs on the CPU |": ["| hooks in the window, two runs on the CPU"],
     "| the step timer after it |": ["| the step timer after it, last rank |"],
