@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import forerun
+from forerun.benchmarks.gpu import pairs
 from forerun.benchmarks.runs.gpu_parts import calls_in_step, weighted_frac
 from forerun.calib.answers.run_measurements import (
     hook_summary,
@@ -512,6 +513,12 @@ def _like_llama(data: Archives) -> Values:
     return *_interval(prediction), measured_s, error, is_inside, _error(prediction, every_s)[0]
 
 
+def _each_pair(_: Archives) -> Values:
+    tables = pairs.read_tables()
+    found = (pairs.pairs(tables, is_alone=is_alone) for is_alone in (False, True))
+    return [value for one in found for value in pairs.sums([*one]).values()]
+
+
 KNOWN: dict[str, Callable[[Archives], Values]] = {
     "losses with hooks and without (recipe), with probes beside little free memory": _losses,
     "hooked against bare steps, hidden 4096": _hooked("compute_bound"),
@@ -545,6 +552,8 @@ PREDICTED: dict[str, Callable[[Archives], Values]] = {
     "narrow: hidden 1024, 512 positions, launch-bound)": _across,
     "**Peak memory**, as told by the model alone, of recipe, wide and narrow, "
     "with that attention": _across_memory,
+    "**Each of six layouts from each other one** (`python benchmarks/gpu/pairs.py`; far off and "
+    "clear: by 10 %, large: by 5 %)": _each_pair,
     "modelled step": _modelled_steps,
     "peak memory by the model alone, measured": lambda data: [
         value for name in ("a", "b") for value in _model_memory(data.run(name), data.table(name))

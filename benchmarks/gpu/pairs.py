@@ -16,7 +16,7 @@ import statistics
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -71,7 +71,8 @@ def main() -> int:
     parser.add_argument("--alone", action="store_true", help="without the other runs' host times")
     found = [*pairs(read_tables(), is_alone=parser.parse_args().alone)]
     heads = ("running", "other", "error", "held", "gain said", "90 %", "true", "waits for the host")
-    print(markdown_table(heads, [_row(one) for one in found]), "", *sums(found), sep="\n")
+    figures = [f"- {name}: {value:.1f}" for name, value in sums(found).items()]
+    print(markdown_table(heads, [_row(one) for one in found]), "", *figures, sep="\n")
     return 0
 
 
@@ -114,35 +115,44 @@ def steps_of(table: SampleTable, others: list[KnownStep]) -> FittedSteps:
     return fit_run(table, base, (), config).steps
 
 
-def sums(found: list[Pair]) -> Iterator[str]:
-    """Yield the sums over pairs, then over those of one model."""
-    yield f"- mean error of the step: {_percent(statistics.mean(abs(p.off_frac) for p in found))}"
-    yield f"- held: {sum(p.is_inside for p in found)} of {len(found)}"
-    halves = [math.log(p.candidate.high_s / p.candidate.low_s) / 2 for p in found]
-    yield f"- median half-width of the step: {_percent(statistics.median(halves))}"
+def sums(found: Sequence[Pair]) -> Mapping[str, float]:
+    """Return the sums over all pairs, then over those of one model; shares in percent."""
+    steps = [p.candidate for p in found]
     far = [p for p in found if abs(p.off_frac) > CLEAR_FRAC]
-    yield f"- off by more than 10 %: {len(far)}, of which named: {sum(p.is_flagged for p in far)}"
     gains = [p for p in found if p.candidate.is_comparable]
-    candidates = [p.candidate for p in gains]
-    off = statistics.mean(abs(p.candidate.time_frac - p.true_frac) for p in gains)
-    half = statistics.mean((c.time_frac_high - c.time_frac_low) / 2 for c in candidates)
+    halves = [(p.candidate.time_frac_high - p.candidate.time_frac_low) / 2 for p in gains]
     busy = [
-        (c.time_frac_high - c.time_frac_low) / 2
-        for c in candidates
-        if c.host_wait_high_frac < FLAGGED_FRAC
+        half
+        for p, half in zip(gains, halves, strict=True)
+        if p.candidate.host_wait_high_frac < FLAGGED_FRAC
     ]
     clear = [p for p in gains if abs(p.true_frac) >= CLEAR_FRAC]
     large = [p for p in gains if abs(p.true_frac) >= SMALL_FRAC]
-    right = sum(p.candidate.time_frac * p.true_frac > 0 for p in large)
-    num_inside = sum(
-        p.candidate.time_frac_low <= p.true_frac <= p.candidate.time_frac_high for p in gains
-    )
-    yield f"- gains of one model: error {_percent(off)}, half-width {_percent(half)}, held {num_inside}"
-    if busy:
-        yield f"- half-width where no host is waited for: {_percent(statistics.mean(busy))}"
-    unsure = sum(p.candidate.is_unsure for p in clear)
-    yield f"- cannot tell, of {len(clear)} that differ by 10 % or more: {unsure}"
-    yield f"- sign right, of {len(large)} that differ by 5 % or more: {right}"
+    return {
+        "mean error of the step": _mean(abs(p.off_frac) for p in found),
+        "intervals that hold": sum(p.is_inside for p in found),
+        "pairs": len(found),
+        "median half-width of the step": 100
+        * statistics.median(math.log(one.high_s / one.low_s) / 2 for one in steps),
+        "off by more than 10 %": len(far),
+        "of these named as waiting": sum(p.is_flagged for p in far),
+        "gains of one model": len(gains),
+        "their mean error": _mean(abs(p.candidate.time_frac - p.true_frac) for p in gains),
+        "their intervals that hold": sum(
+            p.candidate.time_frac_low <= p.true_frac <= p.candidate.time_frac_high for p in gains
+        ),
+        "their half-width": _mean(halves),
+        "half-width where no host is waited for": _mean(busy),
+        "cannot tell": sum(p.candidate.is_unsure for p in clear),
+        "of those that differ by 10 %": len(clear),
+        "sign right": sum(p.candidate.time_frac * p.true_frac > 0 for p in large),
+        "of those that differ by 5 %": len(large),
+    }
+
+
+def _mean(fracs: Iterable[float]) -> float:
+    """Return the mean of shares, in percent; 0 without any."""
+    return 100 * statistics.fmean([*fracs] or [0.0])
 
 
 def _row(pair: Pair) -> list[str]:
@@ -158,10 +168,6 @@ def _row(pair: Pair) -> list[str]:
         f"{pair.true_frac:+.1%}",
         f"{one.host_wait_frac:.0%} (up to {one.host_wait_high_frac:.0%})",
     ]
-
-
-def _percent(frac: float) -> str:
-    return f"{100 * frac:.1f} %"
 
 
 if __name__ == "__main__":
