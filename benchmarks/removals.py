@@ -38,7 +38,7 @@ from forerun.benchmarks.protocols.steps import (
     named,
     series_name,
 )
-from forerun.benchmarks.published.readers import steps_of
+from forerun.benchmarks.published.readers import frame_of, read_published, steps_of
 from forerun.benchmarks.scoring.step_coverage import LOW_FRAC
 from forerun.calib.steps import TableSteps
 from forerun.calib.validation import LEAVE_ONE_OUT, score_folds, step_folds
@@ -60,11 +60,15 @@ class Part:
     """Table of step times; empty for a line of ``carried.py``, whose name is ``protocol``."""
     text: str = ""
     """Contained in the machine or the group of each row."""
+    operators: tuple[str, ...] = ()
+    """Tables of operators of the machine, which are then known; rates of the priors stay without
+    their source."""
 
     @property
     def name(self) -> str:
         """A name that no other part has."""
-        return ", ".join(filter(None, (self.source, self.table, self.text, self.protocol)))
+        over = f"over {' '.join(self.operators)}" if self.operators else ""
+        return ", ".join(filter(None, (self.source, self.table, self.text, over, self.protocol)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,13 @@ _SMALL: Mapping[str, Sequence[tuple[str, str]]] = {
     "e2e_small_tables": (("InternEvo", _FEW), ("Korthikanti", LEAVE_GROUP)),
 }
 """Text and protocol of the parts of each table; each source has its rows from nothing as well."""
+_OVER_OPERATORS: Mapping[str, tuple[tuple[str, ...], Sequence[str]]] = {
+    "e2e_sailor": (
+        ("ops_sailor_layer_profiles",),
+        (_NONE, _FEW, LEAVE_FAMILY, LEAVE_GROUP, MORE_NODES),
+    ),
+}
+"""Tables of operators of a table's machine, and the protocols of the parts that know them."""
 _OF_COLLECTIVES = {
     "one node, ten systems": ("one node, ten systems",),
     "Vidur": ("Vidur a100_dgx", "Vidur, "),
@@ -118,6 +129,9 @@ def parts() -> Iterator[Part]:
         for table in source.steps:
             for text, protocol in (("", _NONE), *_SMALL.get(table, ())):
                 yield Part(source=source.name, table=table, text=text, protocol=protocol)
+            operators, protocols = _OVER_OPERATORS.get(table, ((), ()))
+            for protocol in protocols:
+                yield Part(source=source.name, table=table, operators=operators, protocol=protocol)
     for name, starts in _OF_COLLECTIVES.items():
         for line in LINES:
             if line.name.startswith(starts):
@@ -141,7 +155,8 @@ def _step_rows(part: Part, data: Path, draws: int) -> Mapping[str, ScoredRow]:
     known = part.protocol.removeprefix("calibrate_")
     folds = step_folds(rows, int(known), draws) if known.isdigit() else named(rows, part.protocol)
     without = next(source.rates for source in SOURCES if source.name == part.source)
-    frames = score_folds(rows, folds, TableSteps(without=without).fit)
+    tables = [read_published(frame_of(data, name), name) for name in part.operators]
+    frames = score_folds(rows, folds, TableSteps(tables, without=without).fit)
     if not frames:
         return {}
     frame = pd.concat(frames, ignore_index=True)

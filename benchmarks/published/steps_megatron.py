@@ -119,8 +119,9 @@ def _simumax_vocab(record: Record) -> int:
 def read_small_tables(record: Record) -> StepRow:
     """Read tables of papers and READMEs, one machine for each source, device and precision.
 
-    Before 2023 attention was unfused.  Rows without a stated micro-batch or recompute are read with
-    1 and none, and flagged; ZeRO-3 in a name or a note counts like a column.
+    Before 2023 attention was unfused; InternEvo's steps are older than FlashAttention-2.  Rows
+    without a stated micro-batch or recompute are read with 1 and none, and flagged; ZeRO-3 in a
+    name or a note counts like a column.
     """
     source, device, precision = (record.text(c) for c in ("source", "gpu", "precision"))
     micro = record.whole("micro_batch_size", default=0)
@@ -153,6 +154,8 @@ def read_small_tables(record: Record) -> StepRow:
     )
     if source == "torchtitan":
         row = _as_in_torchtitan(record, row)
+    if source == _INTERNEVO:
+        row = replace(row, traits=row.traits | {Trait.FIRST_FLASH})
     par = row.config.parallelism
     is_fsdp = par.shards_weights and par.engine is not Engine.DEEPSPEED
     return with_torch_states(row) if is_fsdp else row

@@ -131,7 +131,8 @@ def read_llmfoundry(record: Record) -> StepRow:
     Composer's mixed precision is PURE, with all transfers in 16 bits, or DEFAULT, with gradients in
     fp32; it prefetches late for the backward pass (``FSDPConfig``: ``BACKWARD_POST``), and none of
     the benchmarks' files changes that.  Its loss is flash-attn's, which keeps 16-bit logits
-    (``loss_fn`` of ``modeling_mpt.py``: ``fused_crossentropy``).
+    (``loss_fn`` of ``modeling_mpt.py``: ``fused_crossentropy``).  Its rows on A100 are older than
+    FlashAttention-2.
     """
     if (sharding := record.text("sharding")) not in _FSDP:
         raise ConfigError(f"sharding {sharding!r} is not known; known are {', '.join(_FSDP)}")
@@ -158,7 +159,8 @@ def read_llmfoundry(record: Record) -> StepRow:
         measured_s=record.number("step_time_s_derived"),
         kind=StepKind.DERIVED,
     )
-    return replace(with_torch_states(row), traits=frozenset({Trait.LATE_GATHERS}))
+    traits = {Trait.LATE_GATHERS} | ({Trait.FIRST_FLASH} if "a100" in device.lower() else set())
+    return replace(with_torch_states(row), traits=frozenset(traits))
 
 
 _FSDP = ("FULL_SHARD", "SHARD_GRAD_OP")

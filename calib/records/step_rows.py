@@ -34,6 +34,9 @@ class Trait(Enum):
     """FSDP gathers a layer's weights after the previous layer's backward pass (BACKWARD_POST)."""
     COMPILED = "compiled"
     """Layers run under ``torch.compile``."""
+    FIRST_FLASH = "first_flash"
+    """Fused attention runs in flash-attn 1 or its version in Triton, as before FlashAttention-2
+    (July 2023)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -128,7 +128,7 @@ class CalibratedRows:
 def times_key(row: StepRow) -> Hashable:
     """Return a key: rows with equal keys have equal base times."""
     config = row.config
-    stated = (_is_socket(row), config.has_open_widths)
+    stated = (_is_socket(row), _has_first_flash(row), config.has_open_widths)
     return config.device, row.machine, config.is_attention_fused, *stated
 
 
@@ -155,6 +155,7 @@ def row_times(
         collectives,
         stated,
         is_flagged_used=_is_socket(row),
+        has_first_flash=_has_first_flash(row),
         without=without,
     )
 
@@ -167,14 +168,16 @@ def machine_times(
     stated: StatedNodes | None = None,
     *,
     is_flagged_used: bool = False,
+    has_first_flash: bool = False,
     without: tuple[str, ...] = (),
 ) -> BaseTimes:
     """Return base times for the device, kernels and widths of a layout, from canonical tables if
     there are any.
 
     A profile of whole layers takes precedence over operators. Without tables, all times come from
-    the priors of the device, and of the network if the machine's name or the user states it. Priors
-    leave out the public tables that ``without`` names.
+    the priors of the device, and of the network if the machine's name or the user states it.
+    ``has_first_flash``: steps are older than FlashAttention-2. Priors leave out the public tables
+    that ``without`` names.
     """
     network = network_of(machine, config.device, stated)
     profiles = [t for t in operators if (t["kind"] == OperatorKind.LAYER.value).any()]
@@ -199,6 +202,8 @@ def machine_times(
         )
         if profiles:
             base = layer_times(profiles, device=config.device, rest=base)
+    if has_first_flash:
+        base = _before_flash_2(base)
     return _opened(base) if config.has_open_widths else base
 
 
@@ -208,6 +213,18 @@ def _opened(base: FittedTimes | LayerTimes) -> BaseTimes:
     usual = {scale.name: scale.log_sigma for scale in scales(known)}
     wider = {name: math.hypot(usual[name], sigma) for name, sigma in OPEN_SIGMA_LOG.items()}
     return replace(base, conditions=replace(known, log_sigmas={**known.log_sigmas, **wider}))
+
+
+def _before_flash_2(base: FittedTimes | LayerTimes) -> FittedTimes | LayerTimes:
+    """Leave attention as tables time it on devices whose fastest kernel FlashAttention-2 is."""
+    known = base.conditions
+    if known.generic_attention is None or not known.generic_attention.is_only_one:
+        return base
+    return replace(base, conditions=replace(known, generic_attention=None))
+
+
+def _has_first_flash(row: StepRow) -> bool:
+    return Trait.FIRST_FLASH in row.traits
 
 
 def _is_socket(row: StepRow) -> bool:

@@ -167,9 +167,6 @@ _WITH_TRANSFORMER_ENGINE = ("megatron-core", "megatron-lm", "megatron-bridge", "
 TORCHTITAN = "torchtitan"
 _WITH_FLASH_ATTENTION = ("nanotron", "llm-foundry", TORCHTITAN)
 """Name prefixes of frameworks that call FlashAttention-2 by name."""
-_BEFORE_FLASH_2 = ("llm-foundry", "internevo")
-"""Name prefixes of frameworks whose published steps on A100 are older than FlashAttention-2 (July
-2023): flash-attn 1 or its version in Triton."""
 _CUDNN_FIRST = re.compile(r"\bg?b[23]00\b")
 """Devices on which torchtitan calls cuDNN's attention instead (``_init_backend`` of its attention:
 compute capability 10.0)."""
@@ -395,10 +392,8 @@ class RunConfig(Encoded):
 
     @property
     def may_run_flash_2(self) -> bool:
-        """True for fused 16-bit attention, unless the step is older than that kernel."""
-        is_narrow = self.precision is not Precision.FP32
-        is_older = self.framework.lower().startswith(_BEFORE_FLASH_2)
-        return self.is_attention_fused and is_narrow and not is_older
+        """True for fused 16-bit attention."""
+        return self.is_attention_fused and self.precision is not Precision.FP32
 
     @property
     def is_attention_unstated(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from forerun.benchmarks.removals import (
     comparison_text,
     mean_over_sources,
     parts,
+    scored,
 )
 
 
@@ -88,3 +91,22 @@ def test_rows_that_one_state_lacks_are_not_compared():
         for part, rows in moved(before, ["eth-easl/sailor"], error=1.0).items()
     }
     assert all(sum(count for _, count in one.units) == 11 for one in changes(before, after))
+
+
+@pytest.mark.slow
+def test_operators_of_a_machine_price_the_parts_that_know_them_alone(tmp_path):
+    golden = Path(__file__).parents[1] / "golden"
+    profiles = pd.read_csv(golden / "published" / "ops_sailor_layer_profiles.csv")
+    known = next(part for part in parts() if part.operators and part.protocol == "calibrate_0")
+    errors = []
+    for slower in (1, 8):
+        data = tmp_path / str(slower)
+        data.mkdir()
+        pd.read_csv(golden / "steps" / "e2e_sailor.csv").to_csv(data / "e2e_sailor.csv")
+        times = {column: slower * profiles[column] for column in ("fwd_s", "bwd_s")}
+        profiles.assign(gpu="GH-96", **times).to_csv(data / f"{known.operators[0]}.csv")
+        both = [scored(part, data, 1) for part in (known, replace(known, operators=()))]
+        errors.append([{name: one.error for name, one in rows.items()} for rows in both])
+    (as_is, without), (slowed, still_without) = errors
+    assert as_is and without == still_without
+    assert all(slowed[name] > 100 > as_is[name] for name in as_is)

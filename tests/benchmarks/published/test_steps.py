@@ -226,6 +226,23 @@ def test_papers_before_flash_attention_are_unfused() -> None:
     assert "ZeRO-3" in zero.rows[0].flag
 
 
+def test_rows_older_than_flash_attention_2_say_so_and_are_slower() -> None:
+    fsdp = "e2e_llmfoundry_mpt_fsdp"
+    cells = {"source": "InternEvo", "fsdp": None, "recompute": "none"}
+    older = [
+        only(modified_row(fsdp, gpu="a100_80gb")),
+        only(modified_row("e2e_small_tables", 1, **cells)),
+    ]
+    for row in older:
+        assert Trait.FIRST_FLASH in row.traits
+        newer = replace(row, traits=row.traits - {Trait.FIRST_FLASH})
+        slow, fast = (TableSteps().fit([]).predict([one]).time_s[0] for one in (row, newer))
+        assert slow > 1.005 * fast
+    assert Trait.FIRST_FLASH not in only(modified_row(fsdp, gpu="h100_80gb")).traits
+    torchtitan = [row for row in golden("e2e_small_tables").rows if "torchtitan" in row.machine]
+    assert torchtitan and not any(Trait.FIRST_FLASH in row.traits for row in torchtitan)
+
+
 def test_bigscience_reads_sizes_by_label_or_by_columns() -> None:
     table = golden("e2e_bigscience_v100")
     row = next(row for row in table.usable if row.config.model.hidden_size == 8192)
