@@ -130,6 +130,9 @@ class StepLog:
     With ``samples_transfers``, transfers of other passes are only counted, except seldom ones:
     ``frequent`` are the kinds of transfers in every pass, as determined in an earlier step; None if
     there was none.  ``largest_pass`` is the expected number of spans of a pass.
+
+    A log that ``is_full`` takes no more marks: transfers outside passes are not even counted.  With
+    ``counts_all`` it is never full, since a flight recorder's calls are compared with the counts.
     """
 
     step: int
@@ -144,6 +147,8 @@ class StepLog:
     is_sampling: bool = True
     has_transfers: bool = True
     has_free_marks: bool = True
+    counts_all: bool = False
+    is_full: bool = False
     is_host: bool = True
     what: array[int] = field(default_factory=_numbers)
     marks: array[int] = field(default_factory=lambda: array("q"))
@@ -272,6 +277,7 @@ class StepLog:
         """Note that there was no space for a mark, once for each kind, which invalidates open
         spans."""
         self.num_dropped += 1
+        self.is_full |= what > 0 and not self.counts_all
         if self.num_refused <= what:
             self.num_refused = what + 1
             self.marks.append(NO_TIME)

@@ -102,6 +102,9 @@ class Instruments:
             living_host.passes, self.recorder, guard, drop_marks=self._drop_marks
         )
         self._compiling = CompileWatch(guard.protect(self._give_way))
+        protect = guard.protect
+        self._close, self._end_flight = protect(self.recorder.close), protect(self.flight.end_step)
+        self._learn = protect(self._learn_from)
         self._num_compiled = 0
         self._called: set[int] = set()
         pass_over_package()
@@ -162,21 +165,21 @@ class Instruments:
             frequent=budget.frequent,
             largest_pass=budget.largest_pass,
             optimizer=self._optimizer,
+            counts_all=self.flight.has_unseen,
         )
 
     def take_off(self) -> StepLog | None:
         """Close the log and remove all hooks, whatever state they are in."""
-        protect = self._guard.protect
-        log = protect(self.recorder.close)()
+        log = self._close()
         if log is not None:
-            protect(self.flight.end_step)(log.step)
+            self._end_flight(log.step)
             self._called.update(log.span_sites)
             if not log.is_host:
-                protect(self._learn)(log)
+                self._learn(log)
         self._remove(*self._hooks, self._compiling)
         return log
 
-    def _learn(self, log: StepLog) -> None:
+    def _learn_from(self, log: StepLog) -> None:
         level = self.budget.level(self._num_steps, 1, self._step_s)
         self.budget.learn(log, is_thin=level > 0)
 
