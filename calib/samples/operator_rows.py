@@ -220,6 +220,23 @@ def host_microbatch_rows(operators: pd.DataFrame, phases: pd.DataFrame) -> pd.Da
     return rows
 
 
+def with_added(steps: pd.DataFrame, operators: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps with ``added_s``: how many seconds longer the passes with recorded operators
+    took than others of the step; 0 for steps without passes of both kinds."""
+    passes = _with_rest(
+        operators, phases[phases["is_hooked"] & phases["name"].isin(list(_COMPUTE))]
+    )
+    if passes.empty:
+        return steps
+    keys, is_timed = [*_STEP, "name"], passes["has_operators"]
+    times = passes["duration_s"] - passes["wait_s"]
+    others = times[~is_timed].groupby([passes[key] for key in keys]).median()
+    timed = times[is_timed].groupby([passes[key] for key in keys]).agg(["sum", "size"])
+    added = (timed["sum"] - timed["size"] * others).dropna()
+    by_step = added.groupby(_STEP).sum().reindex(pd.MultiIndex.from_frame(steps[_STEP]))
+    return steps.assign(added_s=by_step.fillna(0.0).to_numpy())
+
+
 def host_step_rows(phases: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return the rest of one step beyond its passes and the optimizer, without our own hooks.
 
