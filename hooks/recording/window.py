@@ -155,7 +155,8 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
     """Return the micro-batch of each pass in hooked step ``num_hooked``, -1 if it is not recorded.
 
     Micro-batches are recorded whole, so that an operator without time did not run; the choice
-    rotates. Empty if all are recorded, or the passes are unknown.
+    rotates, in every second or fourth hooked step too. Empty if all are recorded, or the passes are
+    unknown.
 
     >>> samples((0, 1, 2, 3), 0), samples((0, 1, 2, 3), 1)
     ((0, -1, -1, -1), (-1, 1, -1, -1))
@@ -163,7 +164,11 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
     stride = sampling_stride(1 + max(microbatches, default=-1))
     if stride == 1:
         return ()
-    first = num_hooked % stride
+    digits, rest = [0], num_hooked
+    while rest:
+        rest, digit = divmod(rest, stride)
+        digits.append(digit)
+    first = sum(digits) % stride
     return tuple(number if number % stride == first else -1 for number in microbatches)
 
 
@@ -195,7 +200,7 @@ def layer_weights(natures: Mapping[int, Hashable], num_hooked: int) -> dict[int,
     rotate.
 
     >>> layer_weights(dict.fromkeys(range(8), "dense"), 1)
-    {0: 1.0, 7: 1.0, 4: 3.0, 1: 3.0}
+    {0: 1.0, 1: 3.0, 4: 3.0, 7: 1.0}
     """
     order = sorted(natures)
     chosen = dict.fromkeys((*order[:1], *order[-1:]), 1.0)
@@ -207,4 +212,4 @@ def layer_weights(natures: Mapping[int, Hashable], num_hooked: int) -> dict[int,
         first = int(num_hooked * _TURN % 1.0 * count)
         for place in {first, (first + count // 2) % count}:
             chosen[layers[place]] = count / min(count, 2)
-    return chosen
+    return dict(sorted(chosen.items()))
