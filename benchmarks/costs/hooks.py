@@ -21,6 +21,7 @@ from forerun.benchmarks.costs.idle_session import idle_session
 from forerun.hooks.control import CALM_PAUSE_S
 from forerun.hooks.process import Guard, Host, StoreLink, Votes, WeakHost
 from forerun.hooks.sensors import (
+    MAX_MARKS,
     DeviceStopwatch,
     HostStopwatch,
     ModuleHooks,
@@ -115,12 +116,15 @@ def report_wrapper_call(name: str, action: Action, *, per: int = 1) -> None:
     print(f"{name:48} {taken:9.0f}")
 
 
-def recorded(hooks: ModuleHooks | ProcessGroupHooks, recorder: Recorder) -> tuple[Action, Action]:
+def recorded(
+    hooks: ModuleHooks | ProcessGroupHooks, recorder: Recorder, *, max_marks: int = MAX_MARKS
+) -> tuple[Action, Action]:
     """Return actions that put the hooks on with a recording step, and that take both off."""
 
     def put_on() -> None:
         hooks.install()
-        recorder.open(StepLog(step=0, window=0, sites=getattr(hooks, "sites", ())))
+        sites = getattr(hooks, "sites", ())
+        recorder.open(StepLog(step=0, window=0, sites=sites, max_marks=max_marks))
 
     def take_off() -> None:
         hooks.remove()
@@ -175,6 +179,8 @@ def report_groups(recorder: Recorder, guard: Guard) -> None:
     )
     for name, action in cases:
         report(name, action, *calls)
+    full = recorded(ProcessGroupHooks(recorder, guard), recorder, max_marks=0)
+    report("synchronous collective, no space for marks", cases[0][1], *full)
     dist.destroy_process_group()
     # The fake backend sends nothing, so only the call itself is timed.
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

@@ -43,6 +43,9 @@ class Overhead:
     num_bare: int
     noise_frac: float = 0.0
     """Half of the 90 % interval of a single bare step, as a share of the median one."""
+    at_operators: tuple[float, float, float] | None = None
+    """Part of it in passes with recorded operators, against others of the same steps, with its
+    interval; None if no step has both."""
 
     def __post_init__(self) -> None:
         check_ascending("cost of hooks", -1.0, self.low_frac, self.overhead_frac, self.high_frac)
@@ -236,9 +239,15 @@ def measured_overhead(table: SampleTable) -> Overhead | None:
         time_s=("time_s", "median"), is_hooked=("is_hooked", "max")
     )
     try:
-        return overhead(by_step["time_s"].to_numpy(), by_step["is_hooked"].to_numpy())
+        whole = overhead(by_step["time_s"].to_numpy(), by_step["is_hooked"].to_numpy())
     except CalibrationError:
         return None
+    added_s = steps[steps["added_s"] != 0.0].groupby("step", sort=True)["added_s"].median()
+    if len(added_s) < _MIN_STEPS:
+        return whole
+    bare_s = by_step.loc[~by_step["is_hooked"], "time_s"].median()
+    at, low, high = (max(0.0, end / bare_s) for end in _interval(added_s.to_numpy()))
+    return replace(whole, at_operators=(at, low, high))
 
 
 def overhead(step_times_s: ArrayLike, is_hooked: ArrayLike) -> Overhead:
@@ -259,15 +268,8 @@ def overhead(step_times_s: ArrayLike, is_hooked: ArrayLike) -> Overhead:
         )
     differences = _differences(times, hooked)
     bare = float(np.median(times[~hooked]))
-    random = np.random.default_rng(_SEED)
-    picks = random.integers(differences.size, size=(_NUM_RESAMPLES, differences.size))
-    medians = np.median(differences[picks], axis=1)
-    # A bootstrap of few values is too narrow by sqrt((n - 1) / n).
-    centre = float(np.median(differences))
-    widen = (differences.size / (differences.size - 1)) ** 0.5
-    low, high = centre + widen * (np.quantile(medians, [0.05, 0.95]) - centre)
     # No step is shorter than 0, but differences from noisy neighbours may be.
-    cost, low, high = (max(-1.0, float(one) / bare) for one in (centre, low, high))
+    cost, low, high = (max(-1.0, end / bare) for end in _interval(differences))
     return Overhead(
         overhead_frac=cost,
         low_frac=low,
@@ -276,6 +278,18 @@ def overhead(step_times_s: ArrayLike, is_hooked: ArrayLike) -> Overhead:
         num_bare=num_bare,
         noise_frac=Z_90 * mad_sigma(times[~hooked]) / bare,
     )
+
+
+def _interval(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return the median with its 90 % interval."""
+    random = np.random.default_rng(_SEED)
+    picks = random.integers(values.size, size=(_NUM_RESAMPLES, values.size))
+    medians = np.median(values[picks], axis=1)
+    # A bootstrap of few values is too narrow by sqrt((n - 1) / n).
+    centre = float(np.median(values))
+    widen = (values.size / (values.size - 1)) ** 0.5
+    low, high = centre + widen * (np.quantile(medians, [0.05, 0.95]) - centre)
+    return centre, float(low), float(high)
 
 
 def _differences(times: NDArray[np.float64], hooked: NDArray[np.bool_]) -> NDArray[np.float64]:

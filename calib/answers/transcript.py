@@ -173,10 +173,14 @@ def _cost(overhead: Overhead | None) -> str:
     """Return the overhead of hooks in words; only its bound if the interval contains 0."""
     if overhead is None:
         return "cost not measured: too few steps with and without hooks"
+    part = ""
+    if overhead.at_operators is not None:
+        at, low, high = (f"{100 * frac:.1f}" for frac in overhead.at_operators)
+        part = f"; {at} % ({low} to {high}) at recorded operators"
     if overhead.below_frac is not None:
-        return f"cost {overhead.text}"
+        return f"cost {overhead.text}{part}"
     ends = f"{overhead.low_frac * 100:.1f} to {overhead.high_frac * 100:.1f}"
-    return f"cost {overhead.text} of a step ({ends})"
+    return f"cost {overhead.text} of a step ({ends}){part}"
 
 
 def _leading(decision: Decision) -> Reason | None:

@@ -111,7 +111,8 @@ class OperatorRecord(_OfOperator):
     A probe ran between steps and belongs to none; its ``microbatch`` counts repeats.
     ``host_bound_ns`` is the part in which the device had no work but what the host was launching
     meanwhile: the host's time, whatever the shape.  ``host_ns`` is the host's time to launch it, by
-    its own clock and without our hooks; 0 on a CPU, or if it may have waited.
+    its own clock and without our hooks; 0 on a CPU, or if it may have waited.  In steps that record
+    some layers alone ``stands_for`` is the number of layers that this one represents.
     """
 
     start_ns: int
@@ -119,6 +120,7 @@ class OperatorRecord(_OfOperator):
     is_probe: bool = False
     host_bound_ns: int = 0
     host_ns: int = 0
+    stands_for: float = 1.0
     rows: tuple[int, ...] = ()
     """Rows of each expert in a grouped product, if the host knows them."""
 
@@ -285,16 +287,17 @@ _ENUMS: dict[str, Callable[[Any], Any]] = {
 _MOST = 2**63 - 1
 """Largest whole number, as they become columns of 64 bits."""
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
-_SELDOM = frozenset({"rows", "host_bound_ns", "host_ns"})
-"""Fields that are not written if empty or 0."""
+_SELDOM = {"rows": (), "host_bound_ns": 0, "host_ns": 0, "stands_for": 1.0}
+"""Fields of an operator that are not written if they have these values."""
 
 
 def to_dict(record: Record) -> JsonObject:
     """Return a JSON object with the record's type under ``type``."""
     out: JsonObject = {"type": _NAMES[type(record)]}
+    seldom = _SELDOM if type(record) is OperatorRecord else {}
     for spec in fields(record):
         value = getattr(record, spec.name)
-        if spec.name in _SELDOM and not value:
+        if spec.name in seldom and value == seldom[spec.name]:
             continue  # nearly all lines
         if isinstance(value, Enum):
             value = value.value

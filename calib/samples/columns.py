@@ -18,7 +18,7 @@ _COLUMNS = {
         *num_nodes *nbytes is_bound time_s count num_steps num_seen spread_log host_bound_frac
         host_s host_spread_log *is_probe
     """,
-    "steps": "*run_id *window *rank *step time_s gap_s hook_s is_hooked is_clean flags",
+    "steps": "*run_id *window *rank *step time_s gap_s hook_s added_s is_hooked is_clean flags",
     "phases": "*run_id *window *rank *step *name count time_s wait_s hook_s",
     "skew": "*run_id *window *rank *role *collective wait_s transfer_s num_steps",
     "arrivals": "*run_id *window *rank *role num_events num_last late_s num_steps",
@@ -75,6 +75,7 @@ the group's first to its last, ``num_nodes`` the nodes that it touches, 0 if unk
 ``host_bound_frac`` is the share of an operator's time in which a device waited for the host,
 ``host_s`` the host's time to launch it if nothing blocked it, and ``host_spread_log`` the deviation
 of that over steps, by the median within a step; 0 if unknown, as on a CPU.
+``added_s`` is what recording a step's operators has added to it, 0 if unknown.
 ``wait_s`` and ``transfer_s`` in ``skew`` add up to the time that a rank stands still per step.
 ``clocks.py`` documents ``clocks``, ``arrivals`` and ``links``, ``operator_rows.py`` ``traced``,
 ``routing.py`` ``routing`` and ``loads``; ``ranks`` is the small summary that every rank sends, per

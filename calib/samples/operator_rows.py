@@ -107,8 +107,10 @@ _FINISH = (
 
 def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
     """Return one row per window, operator and stage, from the events of clean steps."""
-    rows = median_over_steps(operators, _KEYS)
-    sums = operators.groupby([*_KEYS, "rank", "step"], sort=True)[["host_bound_s", "time_s"]].sum()
+    rows = median_over_steps(operators, _KEYS, is_weighted=True)
+    keys = [*_KEYS, "rank", "step"]
+    times = operators[["host_bound_s", "time_s"]].mul(operators["stands_for"], axis=0)
+    sums = operators[keys].join(times).groupby(keys, sort=True).sum()
     share = (sums["host_bound_s"] / sums["time_s"]).fillna(0.0).groupby(_KEYS, sort=True).median()
     rows = rows.assign(host_bound_frac=share.to_numpy())
     host = _host_times(operators).reindex(pd.MultiIndex.from_frame(rows[_KEYS])).fillna(0.0)
@@ -212,8 +214,9 @@ def host_microbatch_rows(operators: pd.DataFrame, phases: pd.DataFrame) -> pd.Da
     """
     compute = phases[phases["is_hooked"] & phases["name"].isin(list(_COMPUTE))]
     hooked = _with_rest(operators, compute)
-    if hooked.empty:
+    if hooked.empty or not hooked["has_operators"].any():
         return pd.DataFrame()
+    hooked = hooked[hooked["has_operators"]].reset_index(drop=True)
     between = _between_passes(phases).reindex(pd.MultiIndex.from_frame(hooked[_STEP]))
     is_forward = (hooked["name"] == "forward-compute").to_numpy()
     hooked["time_s"] += np.where(is_forward, between.fillna(0.0).to_numpy(), 0.0)
@@ -221,6 +224,23 @@ def host_microbatch_rows(operators: pd.DataFrame, phases: pd.DataFrame) -> pd.Da
     rows["phase"] = rows["name"].map(_COMPUTE)
     rows["kind"] = OperatorKind.HOST_MICROBATCH.value
     return rows
+
+
+def with_added(steps: pd.DataFrame, operators: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
+    """Return the steps with ``added_s``: how many seconds longer the passes with recorded operators
+    took than others of the step; 0 for steps without passes of both kinds."""
+    passes = _with_rest(
+        operators, phases[phases["is_hooked"] & phases["name"].isin(list(_COMPUTE))]
+    )
+    if passes.empty:
+        return steps
+    keys, is_timed = [*_STEP, "name"], passes["has_operators"]
+    times = passes["duration_s"] - passes["wait_s"]
+    others = times[~is_timed].groupby([passes[key] for key in keys]).median()
+    timed = times[is_timed].groupby([passes[key] for key in keys]).agg(["sum", "size"])
+    added = (timed["sum"] - timed["size"] * others).dropna()
+    by_step = added.groupby(_STEP).sum().reindex(pd.MultiIndex.from_frame(steps[_STEP]))
+    return steps.assign(added_s=by_step.fillna(0.0).to_numpy())
 
 
 def host_step_rows(phases: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -264,7 +284,7 @@ def _sums(phases: pd.DataFrame, names: Iterable[str], column: str) -> pd.Series:
 
 
 def _with_rest(operators: pd.DataFrame, compute: pd.DataFrame) -> pd.DataFrame:
-    """Return the compute phases that contain operators; ``time_s`` is the time outside them."""
+    """Return the compute phases with ``has_operators``; ``time_s`` is the time outside these."""
     parts = []
     for rank, phases in compute.groupby("rank", sort=True):
         phases = phases.sort_values(["start_ns", "duration_ns"], kind="stable")
@@ -274,9 +294,9 @@ def _with_rest(operators: pd.DataFrame, compute: pd.DataFrame) -> pd.DataFrame:
         at = events["start_ns"].to_numpy()
         home = np.searchsorted(starts, at, side="right") - 1
         inside = (home >= 0) & (at < ends[home]) if len(starts) else np.zeros(len(at), bool)
-        taken = np.bincount(home[inside], events["time_s"].to_numpy()[inside], len(starts))
+        times = (events["time_s"] * events["stands_for"]).to_numpy()
+        taken = np.bincount(home[inside], times[inside], len(starts))
         number = np.bincount(home[inside], minlength=len(starts))
         free = phases["duration_s"] - phases["wait_s"] - phases["hook_s"]
-        rest = phases.assign(time_s=free - taken)
-        parts.append(rest[number > 0])
+        parts.append(phases.assign(time_s=free - taken, has_operators=number > 0))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

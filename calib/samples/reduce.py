@@ -49,25 +49,28 @@ def median_of_others(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.Ser
     return rows.groupby(keys)[column].transform(others)
 
 
-def median_over_steps(events: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def median_over_steps(
+    events: pd.DataFrame, keys: list[str], *, is_weighted: bool = False
+) -> pd.DataFrame:
     """Return ``time_s``, ``count``, ``num_steps``, ``num_seen`` and ``spread_log`` per key.
 
-    ``events`` has ``rank``, ``step`` and ``time_s`` besides the keys. The mean is taken within a
-    step, which includes the sum, then the median over the steps of a rank, and the median over
-    ranks.
+    ``events`` has ``rank``, ``step`` and ``time_s`` besides the keys, and with ``is_weighted`` the
+    number that each ``stands_for``. The mean is taken within a step, which includes the sum, then
+    the median over the steps of a rank, and the median over ranks.
     """
     # Sums of floats depend on their order: after sorting, the same events give the same digits.
     events = events.sort_values([*keys, "rank", "step", "time_s"], kind="stable")
-    by_step = events.groupby([*keys, "rank", "step"], sort=True)["time_s"]
-    steps = by_step.agg(["mean", "size"]).reset_index()
-    steps["mean"] = steps["mean"].clip(lower=_LEAST_TIME_S)
+    weight = events["stands_for"] if is_weighted else 1.0
+    events = events.assign(sum=events["time_s"] * weight, size=weight)
+    steps = events.groupby([*keys, "rank", "step"], sort=True)[["sum", "size"]].sum().reset_index()
+    steps["mean"] = (steps["sum"] / steps["size"]).clip(lower=_LEAST_TIME_S)
     ranks = steps.groupby([*keys, "rank"], sort=True)["mean"].median().reset_index()
     steps["log"] = np.log(steps["mean"])
     center = steps.groupby([*keys, "rank"], sort=True)["log"].transform("median")
     steps["deviation"] = (steps["log"] - center).abs()
     groups = steps.groupby(keys, sort=True)
     out = ranks.groupby(keys, sort=True)["mean"].median().rename("time_s").to_frame()
-    out["count"] = groups["size"].sum()
+    out["count"] = groups["size"].sum().round().astype("int64")
     out["num_steps"] = groups["step"].nunique()
     out["num_seen"] = groups["rank"].nunique()
     out["spread_log"] = groups["deviation"].median() * MAD_TO_SIGMA

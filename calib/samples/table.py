@@ -45,6 +45,7 @@ from .operator_rows import (
     operator_rows,
     probed_operator_rows,
     traced_rows,
+    with_added,
 )
 from .routing import load_rows, routing_rows
 from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
@@ -274,6 +275,8 @@ def build_live_table(run: RunRecords) -> SampleTable:
     transfers = _clean(moved, marks)
     matched = match_ranks(transfers, layout, is_queued=not _is_host(run))
     clocks = clock_rows(matched)
+    if not _is_host(run):
+        steps = with_added(steps, operators, phases)
     clean_steps = steps[steps["is_clean"]]
     samples = [
         operator_rows(operators).assign(row="operator"),

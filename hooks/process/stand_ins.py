@@ -47,13 +47,17 @@ class StandIns:
 
     def __init__(self) -> None:
         self._saved: list[tuple[Any, str, Any, Any]] = []
+        self._made: dict[tuple[int, str], tuple[Any, Any]] = {}
 
     def put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        """Replace an attribute that is ``owner``'s own, once, by ``wrap`` of it."""
+        """Replace an attribute that is ``owner``'s own, once, by ``wrap`` of it, which must be the
+        same each time."""
         original = vars(owner).get(name)
         is_put = any(owner is saved[0] and name == saved[1] for saved in self._saved)
         if original is not None and not is_put:
-            ours = stand_in(original, wrap(original))
+            known = self._made.get((id(owner), name), (None, None))
+            ours = known[1] if known[0] is original else stand_in(original, wrap(original))
+            self._made[id(owner), name] = original, ours
             self._saved.append((owner, name, original, ours))
             _set(owner, name, ours)
 

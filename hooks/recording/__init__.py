@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         NUM_WARMUP_STEPS,
         StepPlan,
         WindowPlan,
+        layer_weights,
         pass_microbatches,
         samples,
         thin_samples,

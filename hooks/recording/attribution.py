@@ -348,6 +348,7 @@ class Attribution:
                 duration_ns=span.self_time_ns,
                 host_bound_ns=span.host_bound_ns,
                 host_ns=max(0, span.host_ns),
+                stands_for=log.site_weights[span.site] if log.site_weights else 1.0,
                 rows=self._rows(span) if site.kind is OperatorKind.GROUPED_LINEAR else (),
             )
 

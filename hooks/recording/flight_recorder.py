@@ -123,7 +123,8 @@ class FlightRecorder:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._unseen = tuple(name for name in unseen if name.startswith(COLLECTIVES))
-        self._is_wanted = bool(self._unseen) or is_timed(environ)
+        self.has_unseen = bool(self._unseen)
+        self._is_wanted = self.has_unseen or is_timed(environ)
         self._find = find or find_dumps
         self._dumps: dict[str, Dump | None] = {}
         self._roles = roles or GroupRoles()

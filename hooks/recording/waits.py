@@ -23,7 +23,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 
 from ..sensors import BACKWARD, FORWARD, NO_TIME, STEP_STREAM, Code, StepLog, unpack_mark
 
@@ -315,10 +315,17 @@ def _queued(log: StepLog, lags: Sequence[int]) -> array[float]:
     in_flight, host_ns = array("d"), log.issued.host_ns
     queue, last = _Queue(array("q"), array("q")), NO_TIME
     weight, has_spans = BACKWARD_LAUNCHES, False
+    unwatched = [*accumulate(not each for each in log.site_weights)]
+    num_before = 0
     for what, event, lag_ns in zip(log.what, log.events, lags, strict=True):
         code, number = unpack_mark(what)
         queue.total += weight * (event != last)
         last = event
+        if unwatched and code <= Code.BACKWARD_END:
+            # Layers in between had no events: as many as those that were watched.
+            site = log.span_sites[number]
+            queue.total += 2 * weight * abs(unwatched[site] - num_before)
+            num_before = unwatched[site]
         in_flight.append(math.inf if lag_ns == NO_TIME else queue.launches(host_ns[event]))
         if lag_ns != NO_TIME:
             queue.add(host_ns[event] + lag_ns)

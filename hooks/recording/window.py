@@ -6,6 +6,7 @@ micro-batches, a window records all.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from ...calib.timeline import Pipeline, schedule_table
@@ -154,7 +155,8 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
     """Return the micro-batch of each pass in hooked step ``num_hooked``, -1 if it is not recorded.
 
     Micro-batches are recorded whole, so that an operator without time did not run; the choice
-    rotates. Empty if all are recorded, or the passes are unknown.
+    rotates, in every second or fourth hooked step too. Empty if all are recorded, or the passes are
+    unknown.
 
     >>> samples((0, 1, 2, 3), 0), samples((0, 1, 2, 3), 1)
     ((0, -1, -1, -1), (-1, 1, -1, -1))
@@ -162,7 +164,11 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
     stride = sampling_stride(1 + max(microbatches, default=-1))
     if stride == 1:
         return ()
-    first = num_hooked % stride
+    digits, rest = [0], num_hooked
+    while rest:
+        rest, digit = divmod(rest, stride)
+        digits.append(digit)
+    first = sum(digits) % stride
     return tuple(number if number % stride == first else -1 for number in microbatches)
 
 
@@ -181,3 +187,29 @@ def thin_samples(chosen: tuple[int, ...], num_hooked: int, level: int) -> tuple[
         return chosen if first % every == 0 else (-1,)
     selected = {m for place, m in enumerate(microbatches) if (first + place) % every == 0}
     return tuple(number if number in selected else -1 for number in chosen)
+
+
+_TURN = (5**0.5 - 1) / 2
+"""Golden section: its multiples, and those of every part of them, are spread evenly."""
+
+
+def layer_weights(natures: Mapping[int, Hashable], num_hooked: int) -> dict[int, float]:
+    """Return the layers that a hooked step records, and the number of layers that each stands for.
+
+    These are the first, the last, and two of the others of each nature, half of them apart; they
+    rotate.
+
+    >>> layer_weights(dict.fromkeys(range(8), "dense"), 1)
+    {0: 1.0, 1: 3.0, 4: 3.0, 7: 1.0}
+    """
+    order = sorted(natures)
+    chosen = dict.fromkeys((*order[:1], *order[-1:]), 1.0)
+    alike: dict[Hashable, list[int]] = {}
+    for layer in order[1:-1]:
+        alike.setdefault(natures[layer], []).append(layer)
+    for layers in alike.values():
+        count = len(layers)
+        first = int(num_hooked * _TURN % 1.0 * count)
+        for place in {first, (first + count // 2) % count}:
+            chosen[layers[place]] = count / min(count, 2)
+    return dict(sorted(chosen.items()))

@@ -84,7 +84,8 @@ class ModuleCalls:
             self._join()
             if not self._watched and self._num_changes < MOST_CHANGES:
                 self._stand_ins.remove()
-                self._entries = {}  # a stand-in that someone else has wrapped keeps none
+                # A stand-in that someone else has wrapped keeps none of the next step's.
+                self._stand_ins, self._entries = StandIns(), {}
 
     def _join(self) -> None:
         self._entries.clear()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from ...calib.workload import OperatorKind
 from ..process import Guard, StandIns, attribute, class_names, is_tensor
 from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
-from .sites import FORWARD, find_places, find_unhookable, unhookable_reason
+from .sites import FORWARD, find_places, find_unhookable, natures, unhookable_reason
 from .step_log import NO_SPAN, Site, StepLog
 
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: 0)
@@ -71,15 +71,19 @@ class ModuleHooks:
             else:
                 self._methods.add(owner, name, span)
             sites.append(site)
-        self._spans = entries_of(spans, guard)
+        self._spans: dict[int, Any] = entries_of(spans, guard)
+        self.natures = natures(places)
         self._marked: dict[int, tuple[RemovableHandle, Any, list[int]]] = {}
         self.sites = tuple(sites)
         self.unseen = tuple(sorted(unseen))
         """Unrecorded operators, each with the reason, such as ``linear_fc1:compiled``."""
 
-    def install(self) -> None:
-        """Watch all operators."""
-        CALLS.watch(self, self._spans)
+    def install(self, weights: Sequence[float] = ()) -> None:
+        """Watch the operators whose sites have a weight, all if there are no weights."""
+        spans = self._spans
+        if weights:
+            spans = {key: entry for key, entry in spans.items() if weights[entry[1].number]}
+        CALLS.watch(self, spans)
         if self._spans:
             self.gathers.install()
         self._methods.install()
@@ -200,10 +204,10 @@ class ModuleHooks:
 class Span:
     """Recorder of one operator's calls, as a module or as a method of that name."""
 
-    __slots__ = ("_hooks", "_method", "_number", "_read", "_recorder")
+    __slots__ = ("_hooks", "_method", "_read", "_recorder", "number")
 
     def __init__(self, hooks: ModuleHooks, number: int, read: ReadShape, method: str) -> None:
-        self._hooks, self._number, self._read, self._method = hooks, number, read, method
+        self._hooks, self.number, self._read, self._method = hooks, number, read, method
         self._recorder = hooks.recorder
 
     def begin(self, module: Any) -> _Begun | None:
@@ -211,7 +215,7 @@ class Span:
         log = self._recorder.log
         if log is None or not log.is_sampling:
             return None
-        span = self._recorder.begin_span(self._number)
+        span = self._recorder.begin_span(self.number)
         return None if span == NO_SPAN else (log, span)
 
     def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:

@@ -289,6 +289,7 @@ class ProcessGroupHooks:
         self._recorder = recorder
         self._fault = guard.fault
         self._is_installed = False
+        self._num_known = 0
         self._groups: dict[int, _Group] = {}
         self._works: dict[int, tuple[Any, tuple[int, ...]]] = {}
         self._coalesced: list[int] | None = None
@@ -311,17 +312,23 @@ class ProcessGroupHooks:
         if self._is_installed:
             return
         self._is_installed = True
-        groups = map(type, distributed_c10d._world.pg_map)
-        for kind in (*groups, *(kind for *_, kind in backends())):
-            if kind.__module__ not in _BUILT_IN:
-                name = f"{kind.__module__}.{kind.__name__}"
-                self.remarks.add(f"collectives of {name}: own calls, waits unseen")
+        known = len(distributed_c10d._world.pg_map)
+        if known != self._num_known:
+            self._num_known = known
+            self._note_foreign()
         for patch in self._patches:
             current_method = vars(patch.owner).get(patch.name)
             if current_method is not patch.original:
                 patch.original, patch.wrapper = current_method, patch.wrap(current_method)
             if current_method is not None:
                 setattr(patch.owner, patch.name, patch.wrapper)
+
+    def _note_foreign(self) -> None:
+        groups = map(type, distributed_c10d._world.pg_map)
+        for kind in (*groups, *(kind for *_, kind in backends())):
+            if kind.__module__ not in _BUILT_IN:
+                name = f"{kind.__module__}.{kind.__name__}"
+                self.remarks.add(f"collectives of {name}: own calls, waits unseen")
 
     def remove(self) -> None:
         """Restore the original methods and forget the step's groups and works."""
@@ -341,8 +348,10 @@ class ProcessGroupHooks:
 
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             log = recorder.log
+            if log is None or (log.is_full and log.current_pass < 0):
+                return original(group, *args, **kwargs)
             is_part = self._is_in_call or recorder.is_in_exchange
-            if log is None or is_part or not recorder.is_of_step:
+            if is_part or not recorder.is_of_step:
                 return original(group, *args, **kwargs)
             transfer = NO_TRANSFER
             try:
@@ -441,8 +450,11 @@ class ProcessGroupHooks:
         recorder, fault = self._recorder, self._fault
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            log = recorder.log
+            if log is None or (log.is_full and log.current_pass < 0):
+                return original(work, *args, **kwargs)
             is_part = self._is_in_call or recorder.is_in_exchange
-            if is_part or recorder.log is None or not recorder.is_of_step:
+            if is_part or not recorder.is_of_step:
                 return original(work, *args, **kwargs)
             transfers: tuple[int, ...] = ()
             try:

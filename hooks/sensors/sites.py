@@ -14,7 +14,7 @@ experts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -214,6 +214,27 @@ def find_places(models: Sequence[torch.nn.Module]) -> list[Place]:
     places += _dispatches(modules)
     join = Site(kind=OperatorKind.ELEMENTWISE)
     return places + [(module, _JOIN, join) for module in modules if attribute(module, _JOIN)]
+
+
+_PLACE = ("layer", "index", "idx")
+"""Parts of the names of attributes with a layer's place, in which equal layers differ."""
+
+
+def natures(places: Iterable[Place]) -> Mapping[int, Hashable]:
+    """Return for each layer what equal layers have in common: operators, settings and shapes."""
+    parts: dict[int, list[Hashable]] = {}
+    for owner, name, site in places:
+        shapes = tuple(tuple(weight.shape) for weight in weights((owner,)))
+        settings = [item for item in contents(owner).items() if _is_setting(*item)]
+        part = id(type(owner)), name, site.kind, shapes, tuple(settings)
+        parts.setdefault(site.layer, []).append(part)
+    return {layer: tuple(listed) for layer, listed in parts.items()}
+
+
+def _is_setting(name: Any, value: Any) -> bool:
+    values = value if type(value) is tuple else (value,)
+    is_plain = all(type(one) in (bool, int, str, type(None)) for one in values)
+    return type(name) is str and is_plain and not any(word in name for word in _PLACE)
 
 
 def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:

@@ -123,6 +123,9 @@ class StepLog:
     space.  For span s, ``span_sites[s]`` is its site and ``shapes[span_shapes[s]]`` its raw shape
     and the bytes of an element.
 
+    ``site_weights[s]`` is the number of sites that a record of site s stands for, 0 if it is not
+    watched; empty: all are, and each stands for itself.
+
     On a device ``issued`` has the host's times of its events, and ``events`` the event number of
     each mark.  ``hook_times_ns[i]`` is how long our hooks delayed the host at mark i, 0 beyond its
     end.
@@ -130,6 +133,9 @@ class StepLog:
     With ``samples_transfers``, transfers of other passes are only counted, except seldom ones:
     ``frequent`` are the kinds of transfers in every pass, as determined in an earlier step; None if
     there was none.  ``largest_pass`` is the expected number of spans of a pass.
+
+    A log that ``is_full`` takes no more marks: transfers outside passes are not even counted.  With
+    ``counts_all`` it is never full, since a flight recorder's calls are compared with the counts.
     """
 
     step: int
@@ -137,6 +143,7 @@ class StepLog:
     sites: tuple[Site, ...]
     optimizer: Operator | None = None
     samples: Sequence[int] = ()
+    site_weights: Sequence[float] = ()
     max_marks: int = MAX_MARKS
     samples_transfers: bool = False
     frequent: frozenset[TransferKind] | None = None
@@ -144,6 +151,8 @@ class StepLog:
     is_sampling: bool = True
     has_transfers: bool = True
     has_free_marks: bool = True
+    counts_all: bool = False
+    is_full: bool = False
     is_host: bool = True
     what: array[int] = field(default_factory=_numbers)
     marks: array[int] = field(default_factory=lambda: array("q"))
@@ -178,11 +187,16 @@ class StepLog:
     num_dropped: int = 0
     is_open: bool = True
     readings: Readings | None = None
+    passes: list[tuple[bool, bool, int, int]] = field(default_factory=list)
+    """Passes: whether forward, whether its operators were recorded, and the places of its first and
+    last mark."""
     num_pass_marks: int = 0
     """Events of a device inside the passes whose operators were recorded."""
     num_refused: int = 0
     current_pass: int = -1
     _first_mark: int = 0
+    _first_place: int = 0
+    _is_forward: bool = False
     _last_passes: list[int] = field(default_factory=list)
     _excluded_microbatches: set[int] = field(default_factory=set)
     _first_span: int = NO_SPAN
@@ -208,6 +222,7 @@ class StepLog:
         if not self.has_transfers:
             self.untimed_passes.add(number)
         self._first_mark = self.marks[-1] if self.marks else 0
+        self._first_place, self._is_forward = len(self.marks), is_forward
 
     def _choose(self, count: int, *, is_forward: bool) -> None:
         place = count % len(self.samples)
@@ -232,6 +247,9 @@ class StepLog:
         if self.is_sampling and self.samples_transfers and self.marks:
             ends = self._first_mark, self.marks[-1]
             self.num_pass_marks += max(0, ends[1] - ends[0]) if NO_TIME not in ends else 0
+        if self.current_pass >= 0:
+            place = self._first_place, len(self.marks) - 1
+            self.passes.append((self._is_forward, self.is_sampling, *place))
         if self._first_span >= 0:
             self.largest_pass = max(self.largest_pass, len(self.span_sites) - self._first_span)
         self._first_span = NO_SPAN
@@ -272,6 +290,7 @@ class StepLog:
         """Note that there was no space for a mark, once for each kind, which invalidates open
         spans."""
         self.num_dropped += 1
+        self.is_full |= what > 0 and not self.counts_all
         if self.num_refused <= what:
             self.num_refused = what + 1
             self.marks.append(NO_TIME)

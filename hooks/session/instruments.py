@@ -10,9 +10,16 @@ from typing import Any
 import torch
 
 from ...calib.records import CoverageRecord
-from ...calib.workload import RunConfig
+from ...calib.workload import OperatorKind, RunConfig
 from ..process import Guard, WeakHost, pass_over_package
-from ..recording import COLLECTIVES, FlightRecorder, coverage_name, samples, traced_samples
+from ..recording import (
+    COLLECTIVES,
+    FlightRecorder,
+    coverage_name,
+    layer_weights,
+    samples,
+    traced_samples,
+)
 from ..sensors import (
     MAX_MARKS,
     MAX_WINDOW_MARKS,
@@ -39,7 +46,7 @@ from .devices import (
     stopwatch_on,
     why_no_marks,
 )
-from .mark_budget import MarkBudget
+from .mark_budget import MarkBudget, count_chosen
 
 _STRANGE = "operators not recorded: the layers of the model are of no known library"
 
@@ -102,8 +109,13 @@ class Instruments:
             living_host.passes, self.recorder, guard, drop_marks=self._drop_marks
         )
         self._compiling = CompileWatch(guard.protect(self._give_way))
+        protect = guard.protect
+        self._close, self._end_flight = protect(self.recorder.close), protect(self.flight.end_step)
+        self._learn = protect(self._learn_from)
         self._num_compiled = 0
         self._called: set[int] = set()
+        self._watched: set[int] = set()
+        self._unlearned: list[StepLog] = []
         pass_over_package()
         self._has_timers = bool(living_host.timer_holders or living_host.passes)
         self._groups = (
@@ -135,50 +147,75 @@ class Instruments:
     def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
         """Install all hooks and open the step's log; dead objects get no hooks."""
         living_host = self._host.alive()
+        log = self._new_log(step, window, is_traced=is_traced)
         self._compiling.begin()
-        self._modules.install()
+        if not log.samples or max(log.samples) >= 0:
+            self._modules.install(log.site_weights)
+            weights = log.site_weights or (1.0,) * len(log.sites)
+            self._watched.update(number for number, weight in enumerate(weights) if weight)
         self._dispatches.install()
         self._timers.install(living_host.timer_holders if living_host is not None else ())
         self._passes.install()
         if self._groups is not None:
             self._groups.install()
         self._stalls.install()
-        self.recorder.open(self._new_log(step, window, is_traced=is_traced))
+        self.recorder.open(log)
         self.num_hooked += not is_traced
         self.flight.begin_step()
 
     def _new_log(self, step: int, window: int, *, is_traced: bool) -> StepLog:
         stopwatch, budget = self.recorder.stopwatch, self.budget
-        chosen = samples(self._microbatches, self.num_hooked)
-        if not stopwatch.is_host:
-            chosen = budget.chosen(chosen, self.num_hooked, self._num_steps, self._step_s)
+        chosen, weights = samples(self._microbatches, self.num_hooked), ()
+        if not (stopwatch.is_host or is_traced):
+            self._learn_costs()
+            limits = self._num_steps, self._step_s
+            if budget.level(limits[0], count_chosen(chosen), limits[1]):
+                weights = self._site_weights()
+            frac = sum(map(bool, weights)) / len(weights) if weights else 1.0
+            chosen = budget.chosen(chosen, self.num_hooked, *limits, frac)
         return StepLog(
             step=step,
             window=window,
             sites=self._modules.sites,
             samples=traced_samples(self._microbatches) if is_traced else chosen,
+            site_weights=weights,
             max_marks=min(self._max_marks, stopwatch.num_available),
             samples_transfers=not (stopwatch.is_host or is_traced),
             frequent=budget.frequent,
             largest_pass=budget.largest_pass,
             optimizer=self._optimizer,
+            counts_all=self.flight.has_unseen,
         )
+
+    def _site_weights(self) -> tuple[float, ...]:
+        # A rank's busiest micro-batch is found through all its layers with experts.
+        if any(site.kind is OperatorKind.ROUTER for site in self._modules.sites):
+            return ()
+        layers = layer_weights(self._modules.natures, self.num_hooked)
+        return tuple(layers.get(site.layer, 0.0) for site in self._modules.sites)
+
+    def _learn_costs(self) -> None:
+        """Learn what marks cost from the hooked steps that have been read since."""
+        for log in self._unlearned:
+            if log.issued is not None:
+                self.budget.learn_cost(log)
+        self._unlearned = [log for log in self._unlearned if log.readings is not None]
 
     def take_off(self) -> StepLog | None:
         """Close the log and remove all hooks, whatever state they are in."""
-        protect = self._guard.protect
-        log = protect(self.recorder.close)()
+        log = self._close()
         if log is not None:
-            protect(self.flight.end_step)(log.step)
+            self._end_flight(log.step)
             self._called.update(log.span_sites)
             if not log.is_host:
-                protect(self._learn)(log)
+                self._learn(log)
         self._remove(*self._hooks, self._compiling)
         return log
 
-    def _learn(self, log: StepLog) -> None:
+    def _learn_from(self, log: StepLog) -> None:
         level = self.budget.level(self._num_steps, 1, self._step_s)
         self.budget.learn(log, is_thin=level > 0)
+        self._unlearned.append(log)
 
     @property
     def _hooks(self) -> tuple[Any, ...]:
@@ -201,7 +238,9 @@ class Instruments:
     def coverage(self, window: int) -> tuple[CoverageRecord, ...]:
         """Return the hooks installed in a hooked step; those that fired are counted from the
         marks."""
-        kinds = Counter(site.kind.value for site in self._modules.sites)
+        sites = self._modules.sites
+        watched = self._watched or range(len(sites))
+        kinds = Counter(sites[number].kind.value for number in watched)
         installed = {
             coverage_name(kind, is_backward): count
             for kind, count in kinds.items()
@@ -219,7 +258,7 @@ class Instruments:
         named |= dict.fromkeys((*self._regions.names, *self._remarks, *remarks), 0)
         if self._is_strange:
             named[_STRANGE] = 0
-        if len(self._called) < len(self._modules.sites) and not self._regions.is_graphed:
+        if not self._called.issuperset(watched) and not self._regions.is_graphed:
             named |= dict.fromkeys(graphs_remark(), 0)
         if self._num_compiled:
             named[f"compiled while hooked: {self._num_compiled} steps, not recorded"] = 0

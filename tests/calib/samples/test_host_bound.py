@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.calib.answers.run_measurements import measured_overhead
 from forerun.calib.errors import RecordError
-from forerun.calib.records.record_kinds import OperatorRecord, from_dict, to_dict
+from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord, from_dict, to_dict
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.operators import OperatorKind, Phase
 
+PASSES = ("forward-compute", "backward-compute")
 RECORD = OperatorRecord(
     step=0, window=0, microbatch=0, kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(8, 8),
     element_nbytes=2, layer=1, start_ns=0, duration_ns=1000,
@@ -78,3 +80,29 @@ def test_a_line_has_the_hosts_time_only_where_it_is_known() -> None:
     assert to_dict(timed)["host_ns"] == 400 and from_dict(to_dict(timed)) == timed
     with pytest.raises(RecordError):
         from_dict({**to_dict(timed), "host_ns": -1})
+
+
+def test_what_recorded_operators_add_is_the_difference_of_passes_of_one_step(write_run) -> None:
+    """Passes of one micro-batch in four have operators, and take 3 ms longer."""
+    run = read_run(write_run())
+
+    def thinned(records):
+        for record in records:
+            if isinstance(record, OperatorRecord) and record.microbatch % 4:
+                continue
+            is_pass = isinstance(record, PhaseRecord) and record.name in PASSES
+            if is_pass and not record.microbatch % 4:
+                yield replace(record, duration_ns=record.duration_ns + 3_000_000)
+            else:
+                yield record
+
+    records = {rank: tuple(thinned(rows)) for rank, rows in run.records.items()}
+    headers = {rank: replace(h, device="H100") for rank, h in run.headers.items()}
+    table = build_table(replace(run, records=records, headers=headers))
+    hooked = table.steps[table.steps["is_hooked"] & table.steps["is_clean"]]
+    assert len(hooked) and hooked["added_s"].to_numpy() == pytest.approx(0.003, rel=0.2)
+    assert not table.steps.loc[~table.steps["is_hooked"], "added_s"].any()
+    cost = measured_overhead(table)
+    assert cost is not None and cost.at_operators is not None
+    assert cost.at_operators[1] <= cost.at_operators[0] <= cost.at_operators[2]
+    assert not build_table(run).steps["added_s"].any()  # on a CPU marks cost little

@@ -181,7 +181,9 @@ def test_a_slow_host_turns_the_order_of_micro_batches_under_a_pipeline(tmp_path:
 
 def test_the_first_layer_of_a_pass_and_one_slow_step_count_for_little() -> None:
     """A host takes twice as long for a pass's first layer; one step of six waits for all else."""
-    columns = {"window": 0, "stage": 0, "rank": 0, "kind": "norm", "phase": "forward"}
+    columns = {
+        "window": 0, "stage": 0, "rank": 0, "kind": "norm", "phase": "forward", "stands_for": 1.0,
+    }  # fmt: skip
     rows = [
         {
             **columns, "shape": "512x64", "element_nbytes": 2, "step": step, "microbatch": 0,

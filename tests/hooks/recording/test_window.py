@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.hooks.recording.window import NUM_WARMUP_STEPS, WindowPlan
+from forerun.hooks.recording.window import NUM_WARMUP_STEPS, WindowPlan, samples
 
 STEPS = st.integers(min_value=1, max_value=60)
 EVERY = st.integers(min_value=0, max_value=200)
@@ -99,3 +99,12 @@ def test_what_is_agreed_on_later_changes_no_step_before(
         assert inside == list(range(opening, opening + plan.reopened_steps))
         assert known[opening].is_hooked and known[inside[-1]].is_last
         assert sum(known[i].is_hooked for i in inside) <= plan.num_hooked
+
+
+@pytest.mark.parametrize("every", [1, 2, 4, 8])
+@pytest.mark.parametrize("stride", [2, 4, 8])
+def test_all_micro_batches_have_their_turn_in_thinned_windows_too(every: int, stride: int) -> None:
+    order = tuple(range(stride))
+    turns = [max(samples(order, number)) for number in range(0, 16 * stride * every, every)]
+    counts = [turns.count(number) for number in order]
+    assert min(counts) >= 0.5 * max(counts)

@@ -16,7 +16,7 @@ from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.sensors.process_groups import PAYLOADS, ProcessGroupHooks, role_of
-from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.recorder import FORWARD, Recorder, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 
@@ -260,3 +260,31 @@ def test_groups_that_are_not_torchs_own_are_named(group: dist.ProcessGroup) -> N
         assert group.allreduce([torch.ones(3)]) is not None
     (remark,) = step.hooks.remarks
     assert remark == f"collectives of {__name__}.PythonGroup: own calls, waits unseen"
+
+
+@pytest.mark.parametrize("counts_all", [False, True])
+def test_a_log_without_space_lets_calls_outside_passes_by_and_counts_those_inside(
+    group: dist.ProcessGroup, counts_all: bool
+) -> None:
+    recorder, guard = Recorder(HostStopwatch()), Guard()
+    hooks = ProcessGroupHooks(recorder, guard)
+    hooks.install()
+    log = recorder.open(StepLog(step=0, window=0, sites=(), max_marks=40, counts_all=counts_all))
+    value = torch.ones(1)
+    for _ in range(100):
+        dist.all_reduce(value)
+    assert log.is_full != counts_all and log.num_free_marks == 0
+    known = log.num_calls[0]
+    assert known == 100 if counts_all else 10 <= known <= 11
+    recorder.begin_phase(FORWARD)
+    for _ in range(100):
+        dist.all_reduce(value)
+    assert log.num_pass_calls == [100] and log.num_calls == [known + 100]
+    recorder.end_phase(FORWARD)
+    dist.all_reduce(value)
+    assert log.num_calls == [known + 100 + counts_all]
+    recorder.close()
+    hooks.remove()
+    records = [r for r in Attribution(log).records() if isinstance(r, CollectiveRecord)]
+    assert len(records) == 10 and all(r.stands_for == 1.0 for r in records)
+    assert guard.num_faults == 0

@@ -9,7 +9,7 @@ import pytest
 from device_clock import Clock
 from device_streams import Device, Event, install_device, uninstall_device
 from device_truth import Truth
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from forerun.calib.records.record_kinds import (
@@ -128,6 +128,7 @@ def test_a_window_ends_in_time_and_loses_nothing_unsaid(
     assert any("not read in time" in name for name in remarks) != is_whole
 
 
+@example(147, 1924, 2.5, 5)
 @given(
     st.integers(1, 512),
     st.integers(1, 2000),
@@ -152,7 +153,9 @@ def test_a_window_has_no_more_marks_than_its_time_has_room_for(
     total = sum(map(len, timed))
     max_timed = num_steps * min(2 * MARKS_PER_S * step_s, MAX_EVENTS // 3) / num_marks
     assert total >= 1
-    assert total <= max(LEAST_MICROBATCHES, max_timed)
+    # Steps of 147 micro-batches time 19 or 18 of them before thinning, and one more in all.
+    is_uneven = num_microbatches % 8 > 0
+    assert total <= max(LEAST_MICROBATCHES, max_timed + is_uneven)
 
 
 @given(st.integers(0, 7), st.integers(0, 50), st.integers(1, 40))
