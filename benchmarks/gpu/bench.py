@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -80,6 +81,13 @@ class Bench:
         if not self.is_cpu:
             self._cycles_per_s = self._cycles_per_s or _measured_cycles_per_s()
             torch.cuda._sleep(int(time_s * self._cycles_per_s))
+
+
+def free_port() -> str:
+    """Return a port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return str(one.getsockname()[1])
 
 
 def timed_event() -> Any:

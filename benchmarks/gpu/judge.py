@@ -81,7 +81,6 @@ def _run_bars() -> Iterator[Bar]:
 
 
 BARS = (
-    _bar("preflight.has_engine", "Transformer Engine trains a layer", least=1),
     *_run_bars(),
     _bar("scores.is_first", "predictions were written before the sweep", least=1),
     _bar("scores.base_drift", "slowest run of the base against its fastest", most=0.05),

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from forerun.benchmarks.gpu.bench import Bench, NotHere
+from forerun.benchmarks.gpu.bench import Bench, NotHere, free_port
 from forerun.benchmarks.gpu.layouts import LOCAL, PAIRS
 from forerun.benchmarks.gpu.megatron_runs import losses, script
 from forerun.benchmarks.runs.gpu_parts import kineto_part
@@ -37,7 +36,6 @@ from forerun.calib.samples import read_run
 _TAIL = 1500
 _AFTER_S, _END_S = 10.0, 4.0
 """Seconds to keep and read a run's records, and to end one."""
-_PORTS = count(29_700)
 _COMMON = shlex.split(
     "--no-gradient-accumulation-fusion --tokenizer-type NullTokenizer --mock-data --split 98,1,1 "
     "--lr 1e-4 --min-lr 1e-5 --log-interval 1 --eval-iters 0 --eval-interval 1000 --num-workers 0 "
@@ -110,7 +108,7 @@ def _launched(
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
     launcher += ["--nnodes", str(num_ranks), "--master-addr", "localhost", "--master-port"]
     program = [script(), *words, "--train-iters", str(num_steps), *flags]
-    port = str(next(_PORTS))
+    port = free_port()
     return [
         [*launcher, port, "--node-rank", str(rank), "--local-addr", "localhost", *program]
         for rank in range(num_ranks)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from forerun.benchmarks.gpu.bench import Bench, NotHere, timed_event
+from forerun.benchmarks.gpu.bench import Bench, NotHere, free_port, timed_event
 
 WARMUP, BARE, BLOCKED = 2, 8, 2
 _BLOCKED_S = 0.12
@@ -52,6 +52,7 @@ class Trained:
     steps_s: list[float] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     passes: list[dict[str, Any]] = field(default_factory=list)
+    begun_nbytes: int = 0
     peak_nbytes: int = 0
     wall_s: float = 0.0
     num_bare: int = BARE
@@ -68,7 +69,8 @@ class Trained:
                 if key in one:
                     figures.setdefault(f"{one['phase']}_{key}", []).append(one[key])
             figures.setdefault(f"{one['phase']}_is_ahead", []).append(one["is_ahead"])
-        return figures | {"peak_nbytes": self.peak_nbytes, "wall_s": round(self.wall_s, 2)}
+        memory = {"begun_nbytes": self.begun_nbytes, "peak_nbytes": self.peak_nbytes}
+        return figures | memory | {"wall_s": round(self.wall_s, 2)}
 
 
 class Megatron:
@@ -76,8 +78,7 @@ class Megatron:
 
     def __init__(self, bench: Bench) -> None:
         self._bench, self._script = bench, script()
-        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29633", "LOCAL_RANK": "0"}
-        os.environ["LOCAL_WORLD_SIZE"] = "1"
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
         logging.disable(logging.WARNING)
 
     def train(
@@ -94,8 +95,9 @@ class Megatron:
 
         if dist.is_initialized():  # threads of the groups before would slow this run
             dist.destroy_process_group()
-        torch.cuda.set_stream(torch.cuda.default_stream())
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+        _reset()
+        place = {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_PORT": free_port()}
+        os.environ |= place
         trained, begun_s, begins_s = Trained(), time.perf_counter(), []
         step: Any = training.train_step
 
@@ -108,6 +110,7 @@ class Megatron:
 
         training.train_step = timed
         torch.cuda.reset_peak_memory_stats()
+        trained.begun_nbytes = torch.cuda.memory_allocated()
         argv, sys.argv = sys.argv, [self._script, *words, "--train-iters", str(num_steps)]
         text = io.StringIO()
         try:
@@ -152,6 +155,16 @@ class Megatron:
         )
         trained.passes, trained.num_bare = passes, num_bare
         return trained
+
+
+def _reset() -> None:
+    """Give the next layout what a new process has: stream, compiled code, and scales of fp8."""
+    torch.cuda.set_stream(torch.cuda.default_stream())
+    if "torch._dynamo" in sys.modules:  # shapes of several layouts would be compiled as one
+        sys.modules["torch._dynamo"].reset()
+    engine = sys.modules.get("transformer_engine.pytorch.quantization")
+    if engine is not None:
+        engine.FP8GlobalStateManager.reset()
 
 
 def script() -> str:

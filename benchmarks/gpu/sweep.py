@@ -158,6 +158,7 @@ def sweep(bench: Bench) -> None:
         order += [name, BASE] if place % _SPAN == 0 or place == len(names) else [name]
     runs: list[dict[str, Any]] = bench.figures.setdefault("runs", [])
     failed = {run["name"] for run in runs if "problem" in run} | {bench.figures.get("running")}
+    failed -= {BASE}  # nothing can be said without it
     done = {(run["name"], run["round"]) for run in runs if run["name"] != BASE}
     cases, half_s = Cases(bench), bench.remaining_s / 2
     trained: list[str] = []
@@ -176,7 +177,7 @@ def sweep(bench: Bench) -> None:
             row |= cases.run(words, num_blocked=BLOCKED if number == 1 else 0)
             runs.append(row)
             bench.put(runs=runs, running=None)
-            if "problem" in row:
+            if "problem" in row and name != BASE:
                 failed.add(name)
             elif number == 1:
                 trained.append(name)

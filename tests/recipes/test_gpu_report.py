@@ -41,7 +41,7 @@ def test_each_measurement_has_a_home_and_bars():
     names = {each.name for each in collect.MEASUREMENTS}
     assert names == HOMES.keys()
     # The sweep's own figures are scored together.
-    of_scores = {"predictions", "host", "sweep", "shards", "turns"}
+    of_scores = {"preflight", "predictions", "host", "sweep", "shards", "turns"}
     assert names - of_scores <= {bar.measurement for bar in BARS}
 
 
