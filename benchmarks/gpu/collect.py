@@ -54,12 +54,12 @@ class Measurement:
 
 MEASUREMENTS = (
     Measurement("preflight", 1, 30.0),
-    Measurement("base", 1, 75.0),
+    Measurement("base", 1, 90.0),
     Measurement("predictions", 1, 25.0),
     Measurement("host", 1, 40.0),
     Measurement("sweep", 1, 160.0),
-    Measurement("shards", 1, 75.0),
-    Measurement("turns", 1, 75.0),
+    Measurement("shards", 1, 70.0),
+    Measurement("turns", 1, 65.0),
     Measurement("moe", 1, 60.0),
     Measurement("two_ranks", 2, 195.0),
     Measurement("groups", 3, 130.0),

@@ -96,6 +96,7 @@ class Megatron:
         if dist.is_initialized():  # threads of the groups before would slow this run
             dist.destroy_process_group()
         _reset()
+        environ = dict(os.environ)
         place = {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "MASTER_PORT": free_port()}
         os.environ |= place
         trained, begun_s, begins_s = Trained(), time.perf_counter(), []
@@ -118,6 +119,8 @@ class Megatron:
                 runpy.run_path(self._script, run_name="__main__")
         finally:
             sys.argv, training.train_step = argv, step
+            os.environ.clear()  # Megatron-LM chooses attention by variables, and refuses another
+            os.environ.update(environ)
             begins_s.append(time.perf_counter())
             trained.peak_nbytes = torch.cuda.max_memory_allocated()
             training.destroy_global_state()
@@ -158,13 +161,16 @@ class Megatron:
 
 
 def _reset() -> None:
-    """Give the next layout what a new process has: stream, compiled code, and scales of fp8."""
+    """Give the next layout what a new process has: stream, compiled code, choices of kernels."""
     torch.cuda.set_stream(torch.cuda.default_stream())
     if "torch._dynamo" in sys.modules:  # shapes of several layouts would be compiled as one
         sys.modules["torch._dynamo"].reset()
-    engine = sys.modules.get("transformer_engine.pytorch.quantization")
-    if engine is not None:
-        engine.FP8GlobalStateManager.reset()
+    engine = "transformer_engine.pytorch"
+    if scales := sys.modules.get(f"{engine}.quantization"):
+        scales.FP8GlobalStateManager.reset()
+    attention = f"{engine}.attention.dot_product_attention.dot_product_attention"
+    if attention in sys.modules:
+        sys.modules[attention]._attention_backends["attention_params"] = None
 
 
 def script() -> str:
