@@ -25,9 +25,10 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import ZipFile
@@ -64,6 +65,8 @@ MEASUREMENTS = (
     Measurement("two_ranks", 2, 195.0),
     Measurement("groups", 3, 130.0),
 )
+_PACK_S = 15.0
+_packing = threading.Lock()
 _RESTART_S = 40.0
 """Seconds left of a limit for which a process that broke is started again."""
 
@@ -87,7 +90,9 @@ def main() -> int:
     ]
     args.out.mkdir(parents=True, exist_ok=True)
     is_whole = True
-    with tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
+    archive = args.archive or args.out.with_name(f"{args.out.name}.tar.gz")
+    temporary = tempfile.TemporaryDirectory(prefix="forerun-gpu-")
+    with temporary as folder, packed_often(args.out, archive):
         environ = environment(Path(folder), args.carry, args.megatron)
         environ |= {"OMP_NUM_THREADS": "1"} if args.cpu else {}
         begun_s, planned_s = time.monotonic(), 0.0
@@ -100,7 +105,7 @@ def main() -> int:
             is_whole = is_whole and outcome["state"] in ("done", "not here")
             why = f": {outcome['why']}" if outcome.get("why") else ""
             print(f"{each.name}: {outcome['state']} in {outcome['wall_s']:.1f} s{why}", flush=True)
-            pack(args.out, args.archive)
+            pack(args.out, archive)
     return 0 if is_whole else 1
 
 
@@ -232,14 +237,32 @@ def _marked(mark: bytes) -> Iterable[int]:
                 yield number
 
 
-def pack(out: Path, archive: Path | None = None) -> Path:
-    """Pack all results so far into one file, by default next to the folder."""
-    archive = archive or out.with_name(f"{out.name}.tar.gz")
+@contextmanager
+def packed_often(out: Path, archive: Path) -> Iterator[None]:
+    """Pack meanwhile as well: the machine may go away before a measurement ends."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(_PACK_S):
+            with suppress(OSError):  # a file is being written
+                pack(out, archive)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def pack(out: Path, archive: Path) -> None:
+    """Pack all results so far into one file."""
     part = archive.with_suffix(".part")
-    with tarfile.open(part, "w:gz") as packed:
-        packed.add(out, arcname=out.name)
-    os.replace(part, archive)
-    return archive
+    with _packing:
+        with tarfile.open(part, "w:gz") as packed:
+            packed.add(out, arcname=out.name)
+        os.replace(part, archive)
 
 
 if __name__ == "__main__":

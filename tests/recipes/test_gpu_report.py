@@ -226,6 +226,18 @@ def test_an_engine_that_does_not_work_is_off_the_path(tmp_path, monkeypatch):
         assert paths == {"preflight": "engine:a", "base": path}
 
 
+def test_an_unfinished_measurement_is_in_the_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "_PACK_S", 0.02)
+    out, archive = tmp_path / "out", tmp_path / "a.tar.gz"
+    out.mkdir()
+    (out / "sweep.json").write_text(json.dumps({"state": "begun", "figures": {"runs": [1]}}))
+    with collect.packed_often(out, archive):
+        end_s = time.monotonic() + 20
+        while not archive.exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+    assert dict(read(archive)) == {"sweep": {"state": "begun", "figures": {"runs": [1]}}}
+
+
 def test_each_layout_is_other_words():
     assert len({*LAYOUTS.values()}) == len(LAYOUTS) and len({*SHARDS.values()}) == len(SHARDS)
 
