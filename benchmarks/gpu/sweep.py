@@ -164,7 +164,7 @@ def sweep(bench: Bench) -> None:
     trained: list[str] = []
     for number, until_s in ((1, half_s), (2, 0.0)):
         for name in order if number == 1 else trained[::-1]:
-            if name in failed:
+            if name in failed or (name == BASE and runs and runs[-1]["name"] == BASE):
                 continue
             if (name, number) in done:
                 trained += [name] * (number == 1)
