@@ -24,6 +24,7 @@ from forerun.benchmarks.gpu.layouts import LOCAL, PAIRS
 from forerun.benchmarks.gpu.megatron_runs import losses, script
 from forerun.benchmarks.runs.gpu_parts import kineto_part
 from forerun.benchmarks.runs.launches import step_times_s
+from forerun.calib.errors import ForerunError
 from forerun.calib.records import (
     CollectiveRecord,
     CoverageRecord,
@@ -200,8 +201,8 @@ def two_ranks(bench: Bench) -> None:
     rows: dict[str, dict[str, Any]] = {}
     for number, (name, options) in enumerate(PAIRS.items()):
         limit_s = (bench.remaining_s - _AFTER_S) / (len(PAIRS) - number) - _END_S
-        # Megatron-LM refuses FSDP2 with one.
-        environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if "--use-torch-fsdp2" in options else "1"
+        # Megatron-LM refuses FSDP with one.
+        environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if "--use-megatron-fsdp" in options else "1"
 
         def trained(
             kind: str, name: str = name, options: Sequence[str] = options, limit_s: float = limit_s
@@ -239,12 +240,15 @@ def _pair(
     begun_s = time.monotonic()
     try:
         commands = _launched(bench, run, words, 27, num_ranks=2, is_bare=is_bare)
-        log = finished(bench, run, commands, limit_s, **environ)
-        row[f"{kind}_losses"] = losses(log)
-        row[f"{kind}_step_s"] = statistics.median(step_times_s(log)[3:])
-        if not is_bare:
-            _keep(bench, run)
-            row |= _of_records(bench.work / run)
-    except Exception as err:
+        finished(bench, run, commands, limit_s, **environ)
+    except Exception as err:  # its log and its records are read all the same
         row[f"{kind}_problem"] = str(err)[:400]
+    log = bench.out.with_name(f"{run}-run.log").read_text(encoding="utf-8", errors="replace")
+    row[f"{kind}_losses"] = losses(log)
+    if times_s := step_times_s(log)[3:]:
+        row[f"{kind}_step_s"] = statistics.median(times_s)
+    if not is_bare:
+        _keep(bench, run)
+        with suppress(ForerunError, OSError, statistics.StatisticsError):
+            row |= _of_records(bench.work / run)
     return row | {f"{kind}_wall_s": round(time.monotonic() - begun_s, 1)}

@@ -63,7 +63,11 @@ PAIRS: Mapping[str, tuple[str, ...]] = {
     "DP 2": ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
     "TP 2": (_TP, "2", "--sequence-parallel"),
     "PP 2": (PP, "2"),
-    "FSDP 2": ("--use-torch-fsdp2", "--ckpt-format", "torch_dist"),
+    # Only a GPU has this one; core_v0.16.1 cannot train under --use-torch-fsdp2 (finish_grad_sync).
+    "FSDP 2": (
+        *("--use-megatron-fsdp", "--use-distributed-optimizer", "--ckpt-format", "fsdp_dtensor"),
+        *("--data-parallel-sharding-strategy", "optim_grads_params"),
+    ),
 }
 """Options of layouts that two ranks train."""
 
