@@ -96,7 +96,7 @@ bench: setup
 
 # What only a GPU can show, on a machine with one and nothing else: no set-up, no network.  On any
 # machine later, make gpu-page holds it against its bars.
-# GPU_OPTIONS='--part 1 --wheels FOLDER', or --cpu for a rehearsal.
+# GPU_OPTIONS='--part 1 --carry FOLDER', or '--cpu --megatron CLONE' for a rehearsal.
 gpu-report:
 	$(GPU_PYTHON) benchmarks/gpu/collect.py --out $(GPU_OUT) $(GPU_OPTIONS)
 

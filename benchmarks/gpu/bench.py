@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -50,13 +51,10 @@ class Bench:
         part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         os.replace(part, self.out)
 
-    def keep_samples(self, name: str, run: Path) -> None:
-        """Store the sample table of a run next to the figures."""
-        table = run / "samples.parquet"
-        if table.exists():
-            folder = self.out.parent / "samples"
-            folder.mkdir(exist_ok=True)
-            (folder / f"{name.replace(' ', '-')}.parquet").write_bytes(table.read_bytes())
+    def figures_of(self, name: str) -> dict[str, Any]:
+        """Return the figures of another measurement; none if it has not run."""
+        place = self.out.with_name(f"{name}.json")
+        return json.loads(place.read_text())["figures"] if place.exists() else {}
 
     def begin_device(self, *, is_timed: bool = True) -> None:
         """Use CUDA or its stand-in in virtual time; without timing, Forerun sees a CPU."""
@@ -73,24 +71,23 @@ class Bench:
 
         install.install()
         if is_timed:
-            self.timeline().install()
+            import device_timeline
+
+            device_timeline.install()
             instruments._device = lambda models: torch.device("cuda")
 
-    def timeline(self) -> Any:
-        """Return the module of the device in virtual time."""
-        import device_timeline
-
-        return device_timeline
-
     def occupy(self, time_s: float) -> None:
-        """Queue a kernel of about ``time_s`` seconds on the current stream."""
-        if self.is_cpu:
-            one = self.timeline().install()
-            one.clock.launch(one.device.line, time_s)
-            return
-        if not self._cycles_per_s:
-            self._cycles_per_s = _measured_cycles_per_s()
-        torch.cuda._sleep(int(time_s * self._cycles_per_s))
+        """Queue a kernel of about ``time_s`` seconds on the current stream; none on a CPU."""
+        if not self.is_cpu:
+            self._cycles_per_s = self._cycles_per_s or _measured_cycles_per_s()
+            torch.cuda._sleep(int(time_s * self._cycles_per_s))
+
+
+def free_port() -> str:
+    """Return a port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return str(one.getsockname()[1])
 
 
 def timed_event() -> Any:

@@ -1,13 +1,15 @@
 """Measurements that only a GPU allows, on a bare machine: one GPU, an installed torch, no network.
 
-    python benchmarks/gpu/collect.py --out DIR [--part 1|2|3] [--wheels FOLDER] [--only NAME ...]
-                                     [--cpu]
+    python benchmarks/gpu/collect.py --out DIR [--archive FILE] [--part 1|2|3] [--carry FOLDER]
+                                     [--megatron CLONE] [--only NAME ...] [--cpu] [--stretch X]
 
-Each measurement runs in a process of its own that ends at its time limit; a part of them takes nine
-minutes at most.  Figures are written immediately, ``DIR.tar.gz`` contains all of them, and
-``judge.py`` makes a page of that on any machine.  Nothing is installed: Forerun is imported from
-this clone, and packages missing on the machine from wheels.  ``--cpu`` rehearses as much as
-possible on a CPU; its times are meaningless.  Needs the standard library alone.
+Part 1 is the sweep (``sweep.py``), part 2 has two ranks on the GPU, part 3 a step of 40,000
+collectives.  Each measurement runs in a process of its own that ends at its time limit; a
+part of them takes nine minutes at most.  Figures are written immediately, the archive contains all
+of them, and ``judge.py`` makes a page of that on any machine.  Nothing is installed: Forerun is
+imported from this clone; wheels and ``*.tar.xz`` of the carried folder are unpacked onto the path.
+``--cpu`` rehearses with small models on a CPU; its times are meaningless.  Needs the standard
+library alone.
 """
 
 from __future__ import annotations
@@ -16,16 +18,18 @@ import argparse
 import configparser
 import importlib.metadata
 import json
+import lzma
 import os
 import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -50,19 +54,21 @@ class Measurement:
 
 
 MEASUREMENTS = (
-    Measurement("preflight", 1, 45.0),
-    Measurement("events", 1, 55.0),
-    Measurement("streams", 1, 40.0),
-    Measurement("recipe", 1, 110.0),
-    Measurement("groups", 1, 130.0),
-    Measurement("trace", 1, 90.0),
-    Measurement("pace", 1, 60.0),
-    Measurement("capture", 2, 50.0),
-    Measurement("fsdp", 2, 100.0),
-    Measurement("probes", 2, 140.0),
-    Measurement("overhead", 2, 240.0),
-    Measurement("shapes", 3, 300.0),
+    Measurement("preflight", 1, 30.0),
+    Measurement("base", 1, 90.0),
+    Measurement("predictions", 1, 25.0),
+    Measurement("host", 1, 40.0),
+    Measurement("sweep", 1, 160.0),
+    Measurement("shards", 1, 70.0),
+    Measurement("turns", 1, 65.0),
+    Measurement("moe", 1, 60.0),
+    Measurement("two_ranks", 2, 195.0),
+    Measurement("groups", 3, 130.0),
 )
+_PACK_S = 15.0
+_packing = threading.Lock()
+_RESTART_S = 40.0
+"""Seconds left of a limit for which a process that broke is started again."""
 
 
 def main() -> int:
@@ -70,40 +76,65 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--part", type=int, choices=(1, 2, 3), help="default: all")
-    parser.add_argument("--wheels", type=Path, help="packages that this machine has not")
+    parser.add_argument("--archive", type=Path, help="default: DIR.tar.gz")
+    parser.add_argument("--carry", type=Path, help="wheels and archives this machine has not")
+    parser.add_argument("--megatron", type=Path, help="a clone of Megatron-LM, if not carried")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in MEASUREMENTS])
-    parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU in virtual time")
+    parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU with small models")
+    parser.add_argument("--stretch", type=float, default=1.0, help="factor of all limits (1)")
     args = parser.parse_args()
     chosen = [
-        each
+        replace(each, limit_s=each.limit_s * args.stretch)
         for each in MEASUREMENTS
         if (args.part in (None, each.part)) and (not args.only or each.name in args.only)
     ]
     args.out.mkdir(parents=True, exist_ok=True)
     is_whole = True
-    with tempfile.TemporaryDirectory(prefix="forerun-gpu-") as folder:
-        environ = environment(Path(folder), args.wheels)
+    archive = args.archive or args.out.with_name(f"{args.out.name}.tar.gz")
+    temporary = tempfile.TemporaryDirectory(prefix="forerun-gpu-")
+    with temporary as folder, packed_often(args.out, archive):
+        environ = environment(Path(folder), args.carry, args.megatron)
+        environ |= {"OMP_NUM_THREADS": "1"} if args.cpu else {}
+        begun_s, planned_s = time.monotonic(), 0.0
         for each in chosen:
+            if each.name == "sweep":  # takes what those before it have not used
+                spare_s = max(0.0, planned_s - (time.monotonic() - begun_s))
+                each = replace(each, limit_s=each.limit_s + spare_s)
+            planned_s += each.limit_s
             outcome = measure(each, args.out, Path(folder), environ, is_cpu=args.cpu)
             is_whole = is_whole and outcome["state"] in ("done", "not here")
             why = f": {outcome['why']}" if outcome.get("why") else ""
             print(f"{each.name}: {outcome['state']} in {outcome['wall_s']:.1f} s{why}", flush=True)
-            pack(args.out)
+            pack(args.out, archive)
     return 0 if is_whole else 1
 
 
-def environment(folder: Path, wheels: Path | None) -> dict[str, str]:
-    """Return variables under which this Python finds Forerun and the packages in the wheels."""
-    path = folder / "path"
+def environment(
+    folder: Path, carried: Path | None = None, megatron: Path | None = None
+) -> dict[str, str]:
+    """Return variables under which this Python finds Forerun and what was carried."""
+    path, more = folder / "path", {}
     path.mkdir()
-    for wheel in sorted(wheels.glob("*.whl")) if wheels else ():
-        with ZipFile(wheel) as packed:
-            packed.extractall(path)
+    for place in sorted(carried.iterdir()) if carried else ():
+        if place.suffix == ".whl":
+            with ZipFile(place) as packed:
+                packed.extractall(path)
+        elif place.name.endswith(".tar.xz"):
+            # Transformer Engine is apart: one that does not work breaks Megatron's imports.
+            is_engine = place.name.startswith("te_site")
+            with tarfile.open(place) as packed:
+                packed.extractall(folder / "engine" if is_engine else path, filter="data")
+            more |= {"GPU_REPORT_ENGINE": str(folder / "engine")} if is_engine else {}
+        elif place.name == "nccl2.xz":
+            library = folder / "libnccl.so.2"
+            library.write_bytes(lzma.decompress(place.read_bytes()))
+            more["GPU_REPORT_NCCL"] = str(library)
     if not _is_installed():
         _put_package(path)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
-    known = [str(path), *filter(None, [clean.get("PYTHONPATH")])]
-    return clean | {"PYTHONPATH": os.pathsep.join(known), _MARK: folder.name}
+    clone = str(megatron.resolve()) if megatron else ""
+    known = [str(path), *filter(None, [clone, clean.get("PYTHONPATH")])]
+    return clean | more | {"PYTHONPATH": os.pathsep.join(known), _MARK: folder.name}
 
 
 def _is_installed() -> bool:
@@ -136,13 +167,24 @@ def measure(
     work.mkdir()
     script = Path(__file__).with_name("measure.py")
     command = [sys.executable, str(script), each.name, "--out", str(place), "--work", str(work)]
-    command += ["--limit", str(each.limit_s), *(["--cpu"] if is_cpu else [])]
-    begun_s = time.monotonic()
-    code, output = finished(command, environ, each.limit_s)
-    (out / f"{each.name}.log").write_text(output[-_TAIL:], encoding="utf-8")
-    outcome = {"schema": 1, "state": "failed", "figures": {}}
-    with suppress(OSError, ValueError):
-        outcome |= json.loads(place.read_text(encoding="utf-8"))
+    command += ["--cpu"] if is_cpu else []
+    environ = environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # as Megatron-LM is launched
+    engine = environ.get("GPU_REPORT_ENGINE")
+    if engine and (each.name == "preflight" or _figures(out, "preflight").get("has_engine")):
+        environ["PYTHONPATH"] = os.pathsep.join([engine, environ["PYTHONPATH"]])
+    begun_s, output, outcome, code = time.monotonic(), "", {}, -1
+    while code and (remaining_s := each.limit_s - (time.monotonic() - begun_s)) > 0:
+        code, more = finished(
+            [*command, "--limit", str(remaining_s - _ENDING_S)], environ, remaining_s
+        )
+        output += more
+        (out / f"{each.name}.log").write_text(output[-_TAIL:], encoding="utf-8")
+        outcome = {"schema": 1, "state": "failed", "figures": {}}
+        with suppress(OSError, ValueError):
+            outcome |= json.loads(place.read_text(encoding="utf-8"))
+        # Only a process that broke without a word goes on: what it ran is in its figures.
+        if code is None or outcome["state"] != "begun" or remaining_s < _RESTART_S:
+            break
     if code is None:
         outcome |= {"state": "timed out", "why": f"ended at its limit of {each.limit_s:.0f} s"}
     elif outcome["state"] == "begun" or (code and outcome["state"] == "failed"):
@@ -151,6 +193,12 @@ def measure(
     outcome |= {"wall_s": round(time.monotonic() - begun_s, 2), "is_cpu": is_cpu}
     place.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
     return outcome
+
+
+def _figures(out: Path, name: str) -> dict:
+    with suppress(OSError, ValueError):
+        return json.loads((out / f"{name}.json").read_text(encoding="utf-8"))["figures"]
+    return {}
 
 
 def finished(
@@ -189,18 +237,32 @@ def _marked(mark: bytes) -> Iterable[int]:
                 yield number
 
 
-def pack(out: Path) -> Path:
-    """Pack all results so far into one file next to the folder."""
-    archive = out.with_name(f"{out.name}.tar.gz")
-    with tarfile.open(archive, "w:gz") as packed:
-        for path in files(out):
-            packed.add(path, arcname=f"{out.name}/{path.relative_to(out)}")
-    return archive
+@contextmanager
+def packed_often(out: Path, archive: Path) -> Iterator[None]:
+    """Pack meanwhile as well: the machine may go away before a measurement ends."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(_PACK_S):
+            with suppress(OSError):  # a file is being written
+                pack(out, archive)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
-def files(out: Path) -> Iterable[Path]:
-    """Yield the files of the archive: the folder and one level below it."""
-    return sorted(path for path in (*out.glob("*"), *out.glob("*/*")) if path.is_file())
+def pack(out: Path, archive: Path) -> None:
+    """Pack all results so far into one file."""
+    part = archive.with_suffix(".part")
+    with _packing:
+        with tarfile.open(part, "w:gz") as packed:
+            packed.add(out, arcname=out.name)
+        os.replace(part, archive)
 
 
 if __name__ == "__main__":

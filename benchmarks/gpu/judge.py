@@ -19,13 +19,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from forerun.benchmarks.gpu.collect import MEASUREMENTS
+from forerun.benchmarks.gpu.scores import scores, sections
 from forerun.benchmarks.markdown_text import markdown_table
 
 UNSEEN = (
-    "TransformerEngine, several ranks on NVLink or InfiniBand, DeepEP, NVLS and userbuffers were "
-    "not measured, whatever stands above."
+    "Several ranks on NVLink or InfiniBand, DeepEP, NVLS and userbuffers were not measured, "
+    "whatever stands above; Transformer Engine only where the first table has its version."
 )
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 4 << 20
 """Largest size of one file of an archive, in bytes."""
 
 
@@ -68,6 +69,15 @@ def _capture_bars() -> Iterator[Bar]:
         yield _bar(f"{place}.num_problems", f"{words}captures that ended", most=0)
         yield _bar(f"{place}.is_equal", f"{words}the replay computes the same", least=1)
         yield _bar(f"{place}.num_faults", f"{words}faults", most=0)
+
+
+def _run_bars() -> Iterator[Bar]:
+    for name in ("base", "moe"):
+        yield _bar(f"{name}.num_zero_durations", "records of 0 ns", most=0)
+        yield _bar(f"{name}.num_faults", "faults of hooks", most=0)
+        yield _bar(f"{name}.num_silent", "hooks that never fired", most=0)
+        yield _bar(f"{name}.hooked_frac", "hooked steps against bare ones", most=0.03)
+        yield _bar(f"{name}.first_answer_after", "steps from the window to its answer", most=6)
 
 
 BARS = (
@@ -121,6 +131,23 @@ BARS = (
     _bar("shapes.layouts: largest error of the peak memory", "their memory", most=0.05),
     _bar("shapes.fake: mean error of the work", "TP and PP shapes predicted", most=0.05),
     _bar("shapes.two_ranks: layouts with other losses or counts", "two ranks", most=0),
+    *_run_bars(),
+    _bar("scores.is_first", "predictions were written before the sweep", least=1),
+    _bar("scores.base_drift", "slowest run of the base against its fastest", most=0.05),
+    _bar("scores.gain_error", "mean error of gains, in log", most=0.04),
+    _bar("scores.num_wrong_signs", "wrong signs of gains beyond 5 %", most=0),
+    _bar("scores.gain_coverage", "gains inside their interval", least=0.85),
+    _bar("scores.gain_half_width", "mean half-width of a gain", most=0.08),
+    _bar("scores.cannot_tell", "no answer where 10 % or more are true", most=0.25),
+    _bar("scores.regret", "the plan's first row against the best", most=0.05),
+    _bar("scores.memory_error", "largest error of the peak memory", most=0.05),
+    _bar("scores.shard_error", "mean error of TP and PP shards' passes", most=0.05),
+    _bar("scores.hooked_frac", "a hooked step, launch-bound", most=0.03),
+    _bar("two_ranks.num_other_losses", "layouts with losses that hooks have changed", most=0),
+    _bar("two_ranks.num_zero_durations", "records of 0 ns", most=0),
+    _bar("two_ranks.num_exposed_too_long", "transfers exposed for longer than they took", most=0),
+    _bar("two_ranks.num_unsteady_ranks", "ranks whose steps differ in collectives", most=0),
+    _bar("two_ranks.num_answered", "layouts that were answered in time", least=4),
 )
 
 
@@ -143,7 +170,8 @@ def main() -> int:
 
 def read(place: Path) -> Iterator[tuple[str, dict]]:
     """Yield the measurements of a folder or an archive by name; other files are skipped."""
-    names = {f"{each.name}.json": each.name for each in MEASUREMENTS}
+    known = {each.name for each in MEASUREMENTS} | {bar.measurement for bar in BARS}
+    names = {f"{name}.json": name for name in known}
     for file, text in _archived(place) if place.is_file() else _laid(place):
         if file in names:
             yield names[file], json.loads(text)
@@ -163,20 +191,23 @@ def _archived(place: Path) -> Iterator[tuple[str, str]]:
 
 
 def page(known: Mapping[str, dict]) -> tuple[str, bool]:
-    """Return Markdown, and whether all bars are met."""
+    """Return Markdown, and whether all bars are met, of what was measured and of all there is."""
     lines = ["# GPU report", "", *_machine(known.get("preflight", {}).get("figures", {}))]
     if any(outcome.get("is_cpu") for outcome in known.values()):
         lines += ["", "**A rehearsal on a CPU: its times mean nothing.**"]
     lines += ["", markdown_table(["measurement", "state", "s", "why"], [*_states(known)])]
-    rows, is_met = [], True
+    scored = {**known, "scores": {"figures": scores(known)}}
+    rows, is_met = [], all(each.name in known for each in MEASUREMENTS)
     for bar in BARS:
-        value = value_of(known.get(bar.measurement, {}), bar.figure)
-        verdict = "unseen" if value is None else "met" if bar.is_met(value) else "MISSED"
-        is_met = is_met and verdict == "met"
-        shown = "" if value is None else f"{value:.4g}"
-        rows.append([bar.measurement, bar.words, shown, bar.text, verdict])
-    heads = ["measurement", "figure", "found", "bar", ""]
-    lines += ["", "## Bars", "", markdown_table(heads, rows), *_shown(known), "", UNSEEN]
+        if bar.measurement in known or (bar.measurement == "scores" and "sweep" in known):
+            value = value_of(scored[bar.measurement], bar.figure)
+            verdict = "unseen" if value is None else "met" if bar.is_met(value) else "MISSED"
+            is_met = is_met and verdict == "met"
+            shown = "" if value is None else f"{value:.4g}"
+            rows.append([bar.measurement, bar.words, shown, bar.text, verdict])
+    heads = ["measurement", "figure", "measured", "bar", ""]
+    lines += ["", "## Bars", "", markdown_table(heads, rows), *sections(known)]
+    lines += [*_shown(scored), "", UNSEEN]
     return "\n".join(lines) + "\n", is_met
 
 
@@ -212,10 +243,10 @@ def _machine(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _states(known: Mapping[str, dict]) -> Iterable[list[str]]:
-    for each in MEASUREMENTS:
-        outcome = known.get(each.name, {"state": "not run"})
+    for name in dict.fromkeys([*(each.name for each in MEASUREMENTS), *known]):
+        outcome = known.get(name, {"state": "not run"})
         spent = f"{outcome['wall_s']:.1f}" if "wall_s" in outcome else ""
-        yield [each.name, outcome["state"], spent, outcome.get("why", "").replace("\n", " ")]
+        yield [name, outcome["state"], spent, outcome.get("why", "").replace("\n", " ")]
 
 
 def _shown(known: Mapping[str, dict]) -> Iterator[str]:

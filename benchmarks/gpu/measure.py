@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from forerun.benchmarks.gpu.bench import Bench, NotHere
 
 HOMES = {
     "preflight": "preflight",
-    "events": "marks",
-    "streams": "marks",
-    "recipe": "recipe_runs",
+    "base": "sweep",
+    "predictions": "sweep",
+    "host": "sweep",
+    "sweep": "sweep",
+    "shards": "sweep",
+    "turns": "sweep",
+    "moe": "sweep",
+    "two_ranks": "launches",
     "groups": "groups",
-    "trace": "loops",
-    "pace": "loops",
-    "capture": "marks",
-    "fsdp": "loops",
-    "probes": "recipe_runs",
-    "overhead": "recipe_runs",
-    "shapes": "recipe_runs",
 }
 """Module of each measurement; the measurement is its function of that name."""
 
@@ -40,6 +40,8 @@ def main() -> int:
     args = parser.parse_args()
     end_s = time.monotonic() + args.limit
     bench = Bench(out=args.out, work=args.work, end_s=end_s, is_cpu=args.cpu)
+    with suppress(OSError, ValueError):  # of a process that was ended before this one
+        bench.figures = json.loads(args.out.read_text(encoding="utf-8"))["figures"]
     bench.write()
     try:
         module = importlib.import_module(f"forerun.benchmarks.gpu.{HOMES[args.name]}")

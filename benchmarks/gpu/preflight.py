@@ -1,19 +1,22 @@
-"""State of the machine: versions, the driver, and whether all measured packages can be imported."""
+"""State of the machine: versions, the driver, packages, and whether Transformer Engine trains a
+layer."""
 
 from __future__ import annotations
 
-import importlib
+import ctypes
+import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any
 
 from forerun.benchmarks.gpu.bench import Bench
 
 _PACKAGES = (
-    "numpy", "scipy", "pandas", "pyarrow", "sklearn", "transformers", "megatron.core",
-    "transformer_engine", "pynvml",
+    "numpy", "scipy", "pandas", "pyarrow", "scikit-learn", "transformers", "megatron-core",
+    "transformer-engine", "nvidia-ml-py",
 )  # fmt: skip
 _QUERY = "name,driver_version,memory.total,mig.mode.current,clocks.max.sm,power.limit"
 
@@ -37,20 +40,49 @@ def preflight(bench: Bench) -> None:
             num_devices=torch.cuda.device_count(),
             memory_nbytes=total,
             free_nbytes=free,
-            nccl=".".join(map(str, torch.cuda.nccl.version())),
+            nccl=_nccl_version(),
         )
+        _try_engine(bench)
     bench.put(packages={name: _version(name) for name in _PACKAGES})
     bench.put(driver=_output_of(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]))
     bench.put(doctor=_output_of([sys.executable, "-m", "forerun.launch.cli", "doctor"]))
     bench.put(**_optional_libraries())
 
 
+def _nccl_version() -> int | None:
+    """Return the version of the loaded library; torch tells that which it was built with."""
+    version = ctypes.c_int()
+    with suppress(OSError):
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+        return version.value
+    return None
+
+
+def _try_engine(bench: Bench) -> None:
+    """Train a layer of Transformer Engine in bf16, then in fp8; note how far that went."""
+    import torch
+
+    bench.put(has_engine=False)
+    try:
+        import transformer_engine.pytorch as te
+
+        shape = {"num_attention_heads": 16, "self_attn_mask_type": "causal"}
+        layer = te.TransformerLayer(1024, 4096, **shape, params_dtype=torch.bfloat16).cuda()
+        for name in ("bf16", "fp8"):
+            hidden = torch.randn(512, 2, 1024, device="cuda", dtype=torch.bfloat16)
+            with te.fp8_autocast(enabled=name == "fp8"):
+                loss = layer(hidden.requires_grad_()).float().pow(2).mean()
+            loss.backward()
+            bench.put(**{"has_engine": True, f"engine_{name}_loss": loss.item()})
+    except Exception as err:  # without it all is measured on core's own layers
+        bench.put(engine_problem=f"{type(err).__name__}: {err}"[:500])
+
+
 def _version(name: str) -> str:
     try:
-        module = importlib.import_module(name)
-    except Exception as err:  # a package may fail in any way if its GPU is missing
-        return f"none: {type(err).__name__}: {err}"[:200]
-    return str(getattr(module, "__version__", "there"))
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 def _output_of(command: list[str]) -> str:
