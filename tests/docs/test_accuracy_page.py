@@ -73,11 +73,12 @@ STANDS_IN = {
     "One NVIDIA H200": [
         "one NVIDIA H200 in a virtual machine", "| losses with hooks and without (recipe",
         "| hooked against bare steps, hidden 4096 |", "| the same, hidden 1024, launch-bound",
-        "| 40,000 collectives a step",
+        "| 40,000 collectives a step: hooked steps",
     ],
     "A run predicted from one of half": [
         "**Predicted from one of the three runs", "**Peak memory**, as told by the model alone",
     ],
+    "Six layouts, each from": ["**Each of six layouts from each other one**"],
     "Unmodified Megatron-LM core_v0.16.1": [
         "**Unmodified Megatron-LM core_v0.16.1**", "| hooks that fired; their cost",
         "| model | 1.3B, 24 x 2048", "| modelled step | 1.152 s",
