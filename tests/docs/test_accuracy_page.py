@@ -77,8 +77,8 @@ STANDS_IN = {
     ],
     "A run predicted from one of half": [
         "**Predicted from one of the three runs", "**Peak memory**, as told by the model alone",
+        "**Each of six layouts from each other one**",
     ],
-    "Six layouts, each from": ["**Each of six layouts from each other one**"],
     "Unmodified Megatron-LM core_v0.16.1": [
         "**Unmodified Megatron-LM core_v0.16.1**", "| hooks that fired; their cost",
         "| model | 1.3B, 24 x 2048", "| modelled step | 1.152 s",

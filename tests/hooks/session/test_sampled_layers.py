@@ -145,13 +145,13 @@ def _events(times_s: np.ndarray, is_sampled: bool) -> tuple[pd.DataFrame, pd.Dat
         begin_ns = step * 10**9
         for layer, weight in sorted(weights.items()):
             start_ns = begin_ns + 1 + layer * 1000
-            rows.append((step, start_ns, scattered_s[layer], weight))
+            rows.append((step, layer, start_ns, scattered_s[layer], weight))
         phases.append((step, begin_ns, 0.9, 0.0, 0.0))
-    events = pd.DataFrame(rows, columns=["step", "start_ns", "time_s", "stands_for"])
+    events = pd.DataFrame(rows, columns=["step", "layer", "start_ns", "time_s", "stands_for"])
     both = {"window": 0, "rank": 0, "stage": 0}
     events = events.assign(
         **both, kind="norm", phase="forward", shape="8,8", element_nbytes=2, host_bound_s=0.0,
-        host_s=0.0,
+        host_s=0.0, microbatch=0,
     )  # fmt: skip
     compute = pd.DataFrame(phases, columns=["step", "start_ns", "duration_s", "wait_s", "hook_s"])
     compute = compute.assign(
