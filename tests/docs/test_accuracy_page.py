@@ -51,7 +51,7 @@ STANDS_IN = {
         "| SimuMax (allocated), 12 rows", "| torchtitan (reserved), 6 rows",
         "| Sailor (the device), 14 rows",
     ],
-    "- **Stops**": ["| stops that lose, of 243", "| worthwhile stops that are missed"],
+    "- **Stops**": ["| stops that lose, of 246", "| worthwhile stops that are missed"],
     "| 39 published series of MLPerf": ["| Published series: 39 runs"],
     "| 20 of Megatron-LM on a shared": ["| 20 of 300 steps"],
     "The three series that were missed": ["| Published series: 39 runs"],
