@@ -175,17 +175,15 @@ class Calibration:
         step_log = _ROWS_SIGMA_LOG.get(family(key[0]))
         if step_log is None or is_processor(self.device):
             return fitted
-        known = {
-            (*one.shape[1:], one.element_nbytes): (one.shape[0], measured.sigma_log)
-            for phase in (key[1], *(p for _, p in _stand_ins(key)))
-            for one, measured in self.measured.items()
-            if (one.kind, one.phase) == (key[0], phase) and one.shape
-        }
+        known: defaultdict[tuple[int, ...], list[tuple[int, float]]] = defaultdict(list)
+        for one, measured in self.measured.items():
+            if one.shape and (one.kind, one.phase) in _stand_ins(key):
+                like = (*one.shape[1:], one.element_nbytes)
+                known[like].append((one.shape[0], measured.sigma_log))
         sigma_log = fitted.sigma_log.copy()
         is_rescaled = np.zeros(len(operators), dtype=np.bool_)
         for place, one in enumerate(operators):
-            rows, error_log = known.get((*one.shape[1:], one.element_nbytes), (0, 0.0))
-            if rows:
+            for rows, error_log in known[(*one.shape[1:], one.element_nbytes)]:
                 octaves = abs(math.log2(one.shape[0] / rows))
                 bound_log = math.hypot(error_log, step_log * math.sqrt(octaves))
                 sigma_log[place] = min(sigma_log[place], bound_log)

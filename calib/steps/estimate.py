@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
-
 from ..fit import Source
 from ..layers import collective_uses, stage_operators
 from ..regressors import Z_90
@@ -193,12 +191,8 @@ def step_estimate(
     sigma = math.sqrt(sum(log**2 for log in error_log.values()) + unshared_sigma_log**2)
     critical = group_times.critical_stage(row)
     contributions = _contributions(config, critical, items_s, sources)
-    waits_s = group_times.blocks.waits_s
-    waits_frac = (
-        group_times.of_blocks(row, waits_s) / group_times.total_s[row]
-        if waits_s is not None
-        else np.zeros(slow_host + 1)
-    )
+    assert group_times.blocks.waits_s is not None  # layouts of a step model have launches
+    waits_frac = group_times.of_blocks(row, group_times.blocks.waits_s) / group_times.total_s[row]
     return StepEstimate(
         config=config,
         time_s=time_s,

@@ -155,18 +155,18 @@ class Layouts:
         The derivatives have shape (layouts, constants). Effects on the same layers share one. Each
         constant is moved by ``step``, or those of the machine and of families by ``global_steps``.
         """
-        number = self._num_global
-        steps = np.full(number + 1, step)
-        steps[:number] = step if global_steps is None else global_steps[:number]
+        steps = self._steps(step, global_steps)
         groups, columns = self._moved(theta, steps)
         logs = np.log(step_times(self.compiled, groups)) + self.growth_log(columns)
         slopes = self._by_constant(logs, steps, self.has_effect)
         return groups, np.hstack([slopes, self.has_release])
 
-    def term_slopes(self, theta: Floats, step: float) -> list[TermSlopes]:
+    def term_slopes(
+        self, theta: Floats, step: float, *, global_steps: Floats | None = None
+    ) -> list[TermSlopes]:
         """Return each layout's step by terms with their derivatives; steps and the sums of
         derivatives equal those of ``slopes``."""
-        steps = np.full(self._num_global + 1, step)
+        steps = self._steps(step, global_steps)
         groups, columns = self._moved(theta, steps)
         growth, items_s = np.exp(self.growth_log(columns)), self.priced.time_s(columns)
         out: dict[int, TermSlopes] = {}
@@ -177,13 +177,21 @@ class Layouts:
                 values = np.stack(list(times_s.values()))
                 grown_s = float(group.total_s[row, 0] * growth[place, 0])
                 releases = np.array([[term is Term.NODES] for term in times_s]) * grown_s
-                slopes = self._by_constant(values, steps, self.has_effect[place])
+                slopes = self._by_constant(_as_logs(values), steps, self.has_effect[place])
                 out[place] = TermSlopes(
                     terms=tuple(times_s),
                     time_s=values[:, 0],
                     slopes_s=np.hstack([slopes, releases * self.has_release[place]]),
                 )
         return [out[place] for place in range(len(out))]
+
+    def _steps(self, step: float, global_steps: Floats | None) -> Floats:
+        """Return the change of each constant of the machine and of families, then of all
+        effects."""
+        steps = np.full(self._num_global + 1, step)
+        if global_steps is not None:
+            steps[:-1] = global_steps[: self._num_global]
+        return steps
 
     def _moved(self, theta: Floats, steps: Floats) -> tuple[list[GroupTimes], Floats]:
         """Return the steps at ``theta``, with each constant and with all effects moved, and the
@@ -296,6 +304,15 @@ def layouts_of(
             ]
         ),
     )
+
+
+def _as_logs(values_s: Floats) -> Floats:
+    """Return terms of a step, shape (terms, alternatives), whose changes from the first alternative
+    add up to that of the log of their sum, times the sum: large changes are less in logs."""
+    sums_s = values_s.sum(axis=0)
+    grown = np.log(sums_s / sums_s[0])
+    shrink = np.where(np.abs(grown) > _LEAST_S, grown / np.where(grown, np.expm1(grown), 1.0), 1.0)
+    return values_s[:, :1] + shrink * (values_s - values_s[:, :1])
 
 
 def smooth_maximum(one: Floats, other: Floats) -> Floats:

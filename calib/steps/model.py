@@ -182,7 +182,7 @@ class FittedSteps:
             return []
         layouts, theta = self._layouts(configs)
         estimates = self._estimates(layouts, theta)
-        of_all = layouts.term_slopes(theta, SLOPE_STEP)
+        of_all = layouts.term_slopes(theta, SLOPE_STEP, global_steps=self._moves(layouts))
         return [
             self._by_term(layouts, estimate, term_slopes)
             for estimate, term_slopes in zip(estimates, of_all, strict=True)

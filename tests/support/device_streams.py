@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from device_clock import QUERY_S, Clock, Line
 
+from forerun.hooks.sensors.stopwatch import DeviceStopwatch
+
 READ_S = 2e-6
 """Least real time that reading two events takes the host."""
 _PER_STREAM = 16
@@ -96,6 +98,16 @@ def install_device(one: Device) -> None:
 def uninstall_device() -> None:
     """Reinstall the previous device."""
     _installed.pop()
+
+
+def stopwatch_on(one: Device) -> DeviceStopwatch:
+    """Return the stopwatch of hooks on a device whose host's clock is its own."""
+    return DeviceStopwatch(
+        lambda: Event(enable_timing=True),
+        stream_key=lambda: one.current.cuda_stream,
+        current_stream=lambda: one.current,
+        clock=lambda: round(one.clock.host_s * 1e9),
+    )
 
 
 class Stream:

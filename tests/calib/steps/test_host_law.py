@@ -28,6 +28,7 @@ from forerun.calib.steps.launches import LaunchTime, layer_launches
 from forerun.calib.steps.live import IN_SITU, LiveTimes, live_times
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO
+from forerun.calib.timeline.terms import Term
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -135,6 +136,28 @@ def test_a_host_runs_ahead_from_one_pass_into_the_next(
     assert step_s == pytest.approx(truth, rel=0.1)
     waits = steps.estimate(RUNNING).host_wait_frac
     assert waits == pytest.approx(1 - sum(passes) * layers / truth, abs=0.1)
+
+
+def test_the_doubt_of_the_host_belongs_to_the_launches(planted: Callable[..., Any]) -> None:
+    """A busy device hides its host: what the host may add is no unexplained rest of the step."""
+    estimator = planted()
+    estimator.operator_s = lambda operator: (
+        3e-3 if operator.kind is OperatorKind.CORE_ATTENTION else 1e-9
+    )
+    conditions = Conditions(
+        is_attention_fused=True,
+        bytes_per_s=1e12,
+        is_in_situ=True,
+        log_centers={**IN_SITU, FLOOR: math.log(2e-3)},
+        log_sigmas={FLOOR: 0.8},
+    )
+    steps = FittedSteps(base=LiveTimes(estimator=estimator, conditions=conditions))
+    (one,) = steps.by_term([RUNNING])
+    (name,) = (name for name in one.estimate.error_log if name.endswith(f" {FLOOR}"))
+    whole_s = one.estimate.error_log[name] * one.estimate.time_s
+    assert whole_s > 0.2 * one.estimate.time_s
+    launches_s, rest_s = (one.error_s[term][name] for term in (Term.LAUNCHES, Term.UNEXPLAINED))
+    assert launches_s > 0.8 * whole_s and abs(rest_s) < 0.25 * whole_s
 
 
 def archived(name: str, folder: Path) -> SampleTable:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from device_clock import Clock
-from device_streams import Device, Event, install_device, uninstall_device
+from device_streams import Device, install_device, stopwatch_on, uninstall_device
 from device_truth import Truth
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -29,7 +29,7 @@ from forerun.hooks.recording.window import WindowPlan, samples, thin_samples
 from forerun.hooks.recording.writer import RecordWriter
 from forerun.hooks.sensors.recorder import FORWARD, Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog
-from forerun.hooks.sensors.stopwatch import MAX_EVENTS, DeviceStopwatch
+from forerun.hooks.sensors.stopwatch import MAX_EVENTS
 from forerun.hooks.session.ledger import MOST_LATE_S, MOST_LATE_STEPS, Ledger
 from forerun.hooks.session.mark_budget import LEAST_MICROBATCHES, MARKS_PER_S, MarkBudget
 
@@ -65,14 +65,7 @@ def run_window(directory: Path, num_passes: int, step_s: float) -> tuple[RunReco
     )  # fmt: skip
     writer, closed = RecordWriter(directory, lambda: header, guard), []
     ledger = Ledger(writer, guard, lambda event, **_: closed.append(event))
-    recorder = Recorder(
-        DeviceStopwatch(
-            lambda: Event(enable_timing=True),
-            stream_key=lambda: device.current.cuda_stream,
-            current_stream=lambda: device.current,
-            clock=lambda: round(clock.host_s * 1e9),
-        )
-    )
+    recorder = Recorder(stopwatch_on(device))
     plan, late = WindowPlan(steps=WINDOW, num_warmup=0), 0
     for step in range(WINDOW + 2 * max_late_steps(step_s)):
         is_inside = step < WINDOW

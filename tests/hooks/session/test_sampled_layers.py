@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch._dynamo  # otherwise its import is watched for
 from device_clock import Clock
-from device_streams import Device, Event, install_device, uninstall_device
+from device_streams import Device, install_device, stopwatch_on, uninstall_device
 from device_truth import Truth
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,14 +232,7 @@ def test_launches_of_layers_without_events_are_in_the_queue_as_well(is_sampled: 
     clock = Clock(Truth())
     device = Device(clock)
     install_device(device)
-    recorder = Recorder(
-        DeviceStopwatch(
-            lambda: Event(enable_timing=True),
-            stream_key=lambda: device.current.cuda_stream,
-            current_stream=lambda: device.current,
-            clock=lambda: round(clock.host_s * 1e9),
-        )
-    )
+    recorder = Recorder(stopwatch_on(device))
     num_layers, per_layer = 100, 4
     sites = tuple(
         Site(kind=OperatorKind.LINEAR_FC1, layer=layer)
