@@ -13,7 +13,8 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from typing import Any
 
@@ -84,8 +85,8 @@ _QUESTIONS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code."""
+def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time.time) -> int:
+    """Run one verb and return the exit code; ``clock`` returns the time of the answer, Unix s."""
     words, command = _split_command(sys.argv[1:] if argv is None else argv)
     words = with_directory_placeholder(words, command)
     if (code := _without_verb(words)) is not None:
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and not getattr(args, "takes_options", False):
         return _fail(untaken_option_message(verb_parsers(), args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
+    args.clock = clock
     if argv is None:  # called as the program, so the process is ours
         gc.set_threshold(_NUM_ALLOCATED)
         atexit.register(gc.freeze)

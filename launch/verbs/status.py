@@ -417,7 +417,7 @@ def _ago(age_s: float) -> str:
 
 def status(args: argparse.Namespace) -> int:
     """Print the state of each launch; return 1 if one is advised to stop."""
-    now_unix_s = time.time()
+    now_unix_s = args.clock()
     statuses, problems = run_statuses(args.directory, now_unix_s, args.run_id)
     if args.json:
         print_json(status_json(args.directory, now_unix_s, statuses, problems))
@@ -468,7 +468,7 @@ def watch(args: argparse.Namespace) -> int:
         is_screen = not args.json and sys.stdout.isatty() and is_installed("rich")
         with _screen() if is_screen else _lines() as show:
             while True:
-                now_unix_s = time.time()
+                now_unix_s = args.clock()
                 seen, problems = run_statuses(args.directory, now_unix_s, args.run_id)
                 statuses, before = _watched(seen, statuses), statuses
                 if args.json:
@@ -491,7 +491,7 @@ def _await_run(args: argparse.Namespace) -> None:
     is_waiting = False
     while True:
         try:
-            run_statuses(args.directory, time.time(), args.run_id)
+            run_statuses(args.directory, args.clock(), args.run_id)
         except RecordError as err:
             if not is_waiting:
                 print_notes(f"{err}; waiting for a run, until Ctrl-C")
