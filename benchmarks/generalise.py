@@ -83,11 +83,6 @@ SOURCES = (
     Source(name="huggingface/nanotron", steps=("e2e_nanotron_llama1b",)),
     Source(name="NVIDIA/Megatron-LM, CI", steps=("e2e_mcore_ci_golden",)),
     Source(name="papers and small tables", steps=("e2e_small_tables",)),
-    Source(
-        name="DebarghaG/estimate-train-time",
-        steps=("steps_paper_implied",),
-        rates=("ops_ett_fwd_bwd", "ops_ett_optimizer"),
-    ),
 )
 
 

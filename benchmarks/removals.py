@@ -100,7 +100,7 @@ _SMALL: Mapping[str, Sequence[tuple[str, str]]] = {
     "e2e_simumax_b200_8gpu": (("", _FEW), ("", LEAVE_FAMILY)),
     "e2e_nanotron_llama1b": (("", _FEW), ("", MORE_NODES), ("", LEAVE_ONE_OUT)),
     "e2e_mcore_ci_golden": (("", _FEW),),
-    "e2e_small_tables": (("InternEvo", _FEW), ("Korthikanti", LEAVE_GROUP)),
+    "e2e_small_tables": (("Korthikanti", LEAVE_GROUP),),
 }
 """Text and protocol of the parts of each table; each source has its rows from nothing as well."""
 _OVER_OPERATORS: Mapping[str, tuple[tuple[str, ...], Sequence[str]]] = {

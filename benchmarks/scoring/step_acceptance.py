@@ -146,15 +146,6 @@ _NODES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 _PAPERS: tuple[Claim, ...] = (
     Claim(
-        title="paper's configurations on Perlmutter (implied)",
-        table="steps_paper_implied",
-        protocol="calibrate_0",
-        operators=("ops_ett_fwd_bwd", "ops_ett_optimizer", "coll_ett"),
-        machine="Perlmutter",
-        reference="3.1; paper 3.40, mean of three",
-        bars=(_mape(0.034),),
-    ),
-    Claim(
         title="SC'21 / Selene A100 tables",
         table="e2e_small_tables",
         protocol="calibrate_2",

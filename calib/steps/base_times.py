@@ -89,8 +89,6 @@ class Conditions:
     """The recipe under which products were timed."""
     has_norms_inside: bool = False
     """Products were timed together with the norms that run inside them."""
-    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
-    """Share of the weight gradient in linears' backward phases, from a traced step."""
     log_centers: Mapping[str, float] = field(default_factory=dict)
     """Log centres of the step model's constants, by name, for which these times are better than the
     priors."""

@@ -29,7 +29,6 @@ SETS = {
     "steps_vtrain_multi_node.csv.gz": 5,
     "steps_sailor.csv.gz": 3,
     "steps_megatron_bridge.csv.gz": 3,
-    "steps_paper_implied.csv": 1,
     "steps_dgxc_scaling.csv.gz": 2,
 }
 
