@@ -58,7 +58,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "table_plan": ("plan", "table", "--machine", MACHINE, "--top", "5"),
     "table_predict": ("predict", "table", "--machine", MACHINE, "--mbs", "2"),
     "table_normal": ("normal", "table", "--machine", MACHINE),
-    "table_validate": ("validate", "steps", str(PUBLISHED / "steps_simumax_b200_8gpu.csv.gz")),
     "nowhere_predict": ("predict", "--device", "H100", "--tokens", "1T", "--", *LINE),
     "nowhere_plan": ("plan", "--device", "H100,B200", "--gpus", "64", "--top", "2", "--", *LINE),
 }

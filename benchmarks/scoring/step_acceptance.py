@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.benchmarks.baselines.steps import ConstantRate, PerfectScaling, TenTerms
+from forerun.benchmarks.protocols.scores import LEAVE_ONE_OUT, Fold, machines, step_folds
 from forerun.benchmarks.protocols.steps import LEAVE_RELEASE, MORE_NODES, SCALE_OUT, named, series
 from forerun.calib.records import StepRow
-from forerun.calib.validation import LEAVE_ONE_OUT, Fold, machines, step_folds
 
 Design = Callable[[Sequence[StepRow], int], list[int]]
 

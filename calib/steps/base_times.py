@@ -284,7 +284,6 @@ def table_times(
     device: str,
     is_attention_fused: bool,
     network: NetworkPrior | None = None,
-    is_flagged_used: bool = False,
     without: tuple[str, ...] = (),
 ) -> FittedTimes:
     """Build times of a device from canonical tables of operators and collectives.
@@ -300,9 +299,7 @@ def table_times(
         **(_TRANSFER_SIGMAS if collectives else {}),
     }
     known = _alone(tables, is_attention_fused, without)
-    transfers = transfer_tables(
-        collectives, device=device, network=network, is_flagged_used=is_flagged_used
-    )
+    transfers = transfer_tables(collectives, device=device, network=network)
     return FittedTimes(
         operators=tables,
         transfers=transfers,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -114,11 +113,6 @@ def receiver(message: Message, num_stages: int) -> int:
     (0, 3)
     """
     return (message.boundary + 1 - message.is_gradient) % num_stages
-
-
-def passes(program: Iterable[Item]) -> list[Pass]:
-    """Return the computations of a program in order."""
-    return [item for item in program if isinstance(item, Pass)]
 
 
 def _check_interleaved(pipeline: Pipeline) -> None:

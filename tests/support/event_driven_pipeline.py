@@ -9,20 +9,20 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from hypothesis import strategies as st
 
 from forerun.calib.timeline.graph import PipelineCosts, pipeline_costs
 from forerun.calib.timeline.programs import (
+    Item,
     Message,
     Pass,
     Pipeline,
     Post,
     TaskKind,
     Wait,
-    passes,
     receiver,
     sender,
 )
@@ -72,6 +72,11 @@ def column_of(costs: PipelineCosts, column: int) -> PipelineCosts:
     """Return one column of the costs."""
     names = PipelineCosts.__dataclass_fields__
     return PipelineCosts(**{name: getattr(costs, name)[:, [column]] for name in names})
+
+
+def passes(program: Iterable[Item]) -> list[Pass]:
+    """Return the computations of a program in order."""
+    return [item for item in program if isinstance(item, Pass)]
 
 
 def peak_in_flight(pipeline: Pipeline, stage: int) -> int:

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 from published_steps import GOLDEN, golden, golden_frame, modified_row, only
 
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import canonical_steps
 from forerun.calib.importers.canonical_steps import canonical_frame
 from forerun.calib.records.step_rows import StepKind, Trait
-from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.workload.config import (
     Attention,
     ContextComm,
@@ -279,13 +279,13 @@ def test_our_format_takes_megatrons_arguments() -> None:
         "decoder_first_pipeline_num_layers": 2,
         "num_experts": 8,
         "expert_model_parallel_size": 2,
-        "traits": "parallel_residual socket_network",
+        "traits": "parallel_residual late_gathers",
         "bf16": True,
         "device": "H100",
     }
     row = only(read_steps(pd.DataFrame([cells]), "own"))
     assert row.config.chunk_layers == (2, 4) and row.config.parallelism.dp == 2
-    assert row.traits == {Trait.PARALLEL_RESIDUAL, Trait.SOCKET_NETWORK}
+    assert row.traits == {Trait.PARALLEL_RESIDUAL, Trait.LATE_GATHERS}
     assert row.machine == "H100 bf16" and row.config.model.vocab_size == 50432
     wrong = read_steps(pd.DataFrame([cells | {"kind": "guessed"}]), "own")
     assert "guessed" in wrong.skipped[0].reason and "measured" in wrong.skipped[0].reason

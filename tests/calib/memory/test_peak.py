@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from event_driven_pipeline import peak_in_flight
+from event_driven_pipeline import passes, peak_in_flight
 from stage_tensors import parameters
 
 from forerun.calib.layers.blocks import BlockKind, block
@@ -28,7 +28,7 @@ from forerun.calib.memory.peak import (
 )
 from forerun.calib.memory.stage_memory import in_flight
 from forerun.calib.regressors import Z_90
-from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
+from forerun.calib.timeline.programs import Pipeline, TaskKind
 from forerun.calib.timeline.schedules import stage_program
 from forerun.calib.workload.config import (
     Attention,

@@ -16,7 +16,6 @@ from forerun.calib.search.space import (
     block_kinds,
     num_nodes,
     other_shardings,
-    shardings,
     splits,
     states,
 )

@@ -4,12 +4,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from event_driven_pipeline import links, peak_in_flight, pipelines
+from event_driven_pipeline import links, passes, peak_in_flight, pipelines
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline.programs import Pass, Pipeline, TaskKind, passes
+from forerun.calib.timeline.programs import Pass, Pipeline, TaskKind
 from forerun.calib.timeline.schedules import (
     num_interleaved_warmup,
     num_warmup,
