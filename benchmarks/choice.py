@@ -35,6 +35,8 @@ from forerun.benchmarks.baselines.layout_rules import RULES, Rule
 from forerun.benchmarks.baselines.steps import ConstantRate, TenTerms
 from forerun.benchmarks.generalise import SOURCES, Source
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.protocols.scores import layout_text
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.layout_choices import (
     Choice,
@@ -52,8 +54,6 @@ from forerun.benchmarks.scoring.layout_choices import (
 )
 from forerun.benchmarks.scoring.next_runs import after_next_runs
 from forerun.calib.records import StepRow
-from forerun.calib.steps import TableSteps
-from forerun.calib.validation import layout_text
 
 NUMBERS_KNOWN = (0, 1, 3)
 NUM_OF_OTHERS, MOST_OF_SIZE = 10, 40

@@ -29,12 +29,12 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.steps import ConstantRate, TenTerms
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.protocols.scores import score_folds, step_folds
 from forerun.benchmarks.protocols.steps import StepModel
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.step_comparisons import Comparison, compare
 from forerun.benchmarks.scoring.step_coverage import row_coverage
-from forerun.calib.steps import TableSteps
-from forerun.calib.validation import score_folds, step_folds
 
 KNOWN = (0, 3)
 """Numbers of a machine's rows used for calibration."""
@@ -83,11 +83,6 @@ SOURCES = (
     Source(name="huggingface/nanotron", steps=("e2e_nanotron_llama1b",)),
     Source(name="NVIDIA/Megatron-LM, CI", steps=("e2e_mcore_ci_golden",)),
     Source(name="papers and small tables", steps=("e2e_small_tables",)),
-    Source(
-        name="DebarghaG/estimate-train-time",
-        steps=("steps_paper_implied",),
-        rates=("ops_ett_fwd_bwd", "ops_ett_optimizer"),
-    ),
 )
 
 

@@ -108,7 +108,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "table_plan": ("plan", "table", "--machine", MACHINE, "--top", "5"),
     "table_predict": ("predict", "table", "--machine", MACHINE, "--mbs", "2"),
     "table_normal": ("normal", "table", "--machine", MACHINE),
-    "table_validate": ("validate", "steps", str(PUBLISHED / "steps_simumax_b200_8gpu.csv.gz")),
     "quick_command": ("plan", "quick", "--show", "1"),
     "tp2_command": ("plan", "tp2", "--show", "2"),
     "tp2_many": ("plan", "tp2", "--device", "H100", "--gpus", "512..1024", "--top", "1"),

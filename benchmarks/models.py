@@ -2,7 +2,7 @@
 
     python benchmarks/models.py TABLE... [--seeds 5] [--no-baselines] [--json OUT] [--markdown OUT]
 
-TABLE are CSV files that ``forerun validate`` reads, of operators or of collectives.  Operators are
+TABLE are tables of operators or of collectives, published or in our format.  Operators are
 compared with the recipe of Zhang et al. (arXiv:2509.22832) and one constant efficiency per
 operator, collectives with one latency and bandwidth per group.  ``--markdown`` writes between the
 two markers in the file, or at its end if it has none; the rest of the file is unchanged.
@@ -30,6 +30,7 @@ from forerun.benchmarks.baselines.operators import (
     with_prior,
 )
 from forerun.benchmarks.markdown_text import write_between
+from forerun.benchmarks.protocols.scores import noise_floors
 from forerun.benchmarks.published.readers import read_published
 from forerun.benchmarks.scoring.collectives import OURS, collective_figures
 from forerun.benchmarks.scoring.operator_text import (
@@ -44,7 +45,6 @@ from forerun.benchmarks.scoring.operator_text import (
 )
 from forerun.benchmarks.scoring.operators import figures, joined
 from forerun.calib.importers import table_kind
-from forerun.calib.validation import noise_floors
 from forerun.calib.workload import OperatorKind
 from forerun.launch.known import read_frame
 

@@ -20,8 +20,14 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.protocols.scores import (
+    Fold,
+    concat_scored,
+    machines,
+    score_folds,
+    step_results,
+)
 from forerun.benchmarks.published.readers import model_over, steps_of
-from forerun.calib.validation import Fold, concat_scored, machines, score_folds, step_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.carried import LINES, scored_line
 from forerun.benchmarks.generalise import SOURCES
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.protocols.scores import LEAVE_ONE_OUT, score_folds, step_folds
 from forerun.benchmarks.protocols.steps import (
     LEAVE_FAMILY,
     LEAVE_GROUP,
@@ -38,10 +39,9 @@ from forerun.benchmarks.protocols.steps import (
     named,
     series_name,
 )
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.published.readers import frame_of, read_published, steps_of
 from forerun.benchmarks.scoring.step_coverage import LOW_FRAC
-from forerun.calib.steps import TableSteps
-from forerun.calib.validation import LEAVE_ONE_OUT, score_folds, step_folds
 
 MOST_MEAN, MOST_HIGH = 0.3, 1.0
 """Points a source by which a removal may be worse: the mean, and the upper end of its interval."""
@@ -100,7 +100,7 @@ _SMALL: Mapping[str, Sequence[tuple[str, str]]] = {
     "e2e_simumax_b200_8gpu": (("", _FEW), ("", LEAVE_FAMILY)),
     "e2e_nanotron_llama1b": (("", _FEW), ("", MORE_NODES), ("", LEAVE_ONE_OUT)),
     "e2e_mcore_ci_golden": (("", _FEW),),
-    "e2e_small_tables": (("InternEvo", _FEW), ("Korthikanti", LEAVE_GROUP)),
+    "e2e_small_tables": (("Korthikanti", LEAVE_GROUP),),
 }
 """Text and protocol of the parts of each table; each source has its rows from nothing as well."""
 _OVER_OPERATORS: Mapping[str, tuple[tuple[str, ...], Sequence[str]]] = {

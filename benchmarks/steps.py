@@ -22,6 +22,7 @@ import pandas as pd
 
 from forerun.benchmarks.baselines.steps import BASELINES, order_only
 from forerun.benchmarks.markdown_text import write_between
+from forerun.benchmarks.protocols.scores import concat_scored, step_results, worst_rows
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
 from forerun.benchmarks.scoring.step_comparisons import compare
@@ -30,7 +31,6 @@ from forerun.benchmarks.scoring.step_pairs import score_pairs
 from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, count_excluded, score
 from forerun.benchmarks.scoring.step_text import markdown
 from forerun.calib.records import StepKind
-from forerun.calib.validation import concat_scored, step_results, worst_rows
 
 Lines = list[dict[str, Any]]
 ScoresByKey = Mapping[tuple[Key, str], Scored]

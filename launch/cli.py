@@ -38,7 +38,6 @@ VERBS = {
     "report": "when a calibrated run ends, and where its step time goes",
     "predict": "step time of another layout: --tp 4 --mbs 2, or Megatron's own options",
     "plan": "the best layouts on a number of GPUs, of the same kind or another",
-    "validate": "how accurate the models are on tables of measurements",
     "import": "convert measurements of other tools into Forerun's tables",
     "probe": "measure a new machine without training, alone or under torchrun",
     "status": "where a live or finished run is now",
@@ -57,7 +56,7 @@ _BARE = frozenset({"doctor", "run", "status", "watch"})
 """Verbs that need only the standard library."""
 _CACHED = frozenset({"plan", "predict", "explain", "normal", "report"})
 """Verbs that answer from a cached fit; missing packages are reported only if there is none."""
-_SLOW = _CACHED | {"diff", "validate", "import", "probe"}
+_SLOW = _CACHED | {"diff", "import", "probe"}
 """Verbs that show a progress indicator."""
 _FIRST = ("--help", "-h", "--version")
 """Options accepted in place of a verb."""

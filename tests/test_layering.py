@@ -152,7 +152,6 @@ ANYTHING_IN = {
     "regressors": "an estimator of XGBoost, which may not be installed",
     "workload/config.py": "a field of a dataclass, of whatever type it is",
     "workload/run_options.py": "what a field of a dataclass holds by default",
-    "validation.py": "JSON, and whatever a scored model makes of a table",
 }
 """Modules of calib whose public signatures may still say ``Any``, and what it stands for there."""
 

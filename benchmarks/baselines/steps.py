@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.benchmarks.baselines.step_terms import NUM_TERMS, step_flop, step_terms
+from forerun.benchmarks.protocols.scores import RANK_FIGURES
 from forerun.calib.fit import device_prior
 from forerun.calib.records import StepPredictions, StepRow
 from forerun.calib.regressors import Z_90, robust_minimum, shrunk_sigma_log
-from forerun.calib.validation import RANK_FIGURES
 from forerun.calib.workload import RunConfig
 
 Array = NDArray[np.float64]

@@ -26,7 +26,6 @@ from forerun.calib.timeline import (
     simulate,
     spans,
 )
-from forerun.calib.workload import Schedule
 
 HEADER = ["schedule", "events", "layouts / s", "bar", "one, ms", "one, first, ms", "bar"]
 BULK_BARS = {"1F1B": "150,000", "interleaved 4": "20,000"}
@@ -68,8 +67,6 @@ def cases(num_stages: int, num_microbatches: int) -> dict[str, Pipeline]:
         "interleaved 2": pipeline(num_virtual_stages=2),
         "interleaved 4": pipeline(num_virtual_stages=4),
         "interleaved 4, blocking": pipeline(num_virtual_stages=4, overlaps_p2p=False),
-        "zero bubble H1": pipeline(schedule=Schedule.ZERO_BUBBLE_H1),
-        "zero bubble H2": pipeline(schedule=Schedule.ZERO_BUBBLE_H2),
     }
 
 
@@ -80,7 +77,6 @@ def uneven_costs(pipeline: Pipeline, num_layouts: int) -> PipelineCosts:
     return pipeline_costs(
         rng.uniform(1.0, 1.5, passes),
         rng.uniform(2.0, 3.0, passes),
-        weight_gradient_s=rng.uniform(0.8, 1.2, passes),
         activation_s=rng.uniform(0.02, 0.1, edges),
         gradient_s=rng.uniform(0.02, 0.1, edges),
         num_virtual_stages=pipeline.num_virtual_stages,

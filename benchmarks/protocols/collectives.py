@@ -26,9 +26,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.calib.errors import ConfigError
-from forerun.calib.network import Group, Samples
-from forerun.calib.validation import (
+from forerun.benchmarks.protocols.scores import (
     PROTOCOLS,
     TEST_FRAC,
     Split,
@@ -39,6 +37,8 @@ from forerun.calib.validation import (
     splits_by_nodes,
     transfer_splits,
 )
+from forerun.calib.errors import ConfigError
+from forerun.calib.network import Group, Samples
 
 Payloads = NDArray[np.int64]
 COLLECTIVE_PROTOCOLS = {

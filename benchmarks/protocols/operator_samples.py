@@ -13,10 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.calib import validation
-from forerun.calib.fit import Timed, work_of
-from forerun.calib.steps import timed_rows
-from forerun.calib.validation import (
+from forerun.benchmarks.protocols import scores
+from forerun.benchmarks.protocols.scores import (
     PROTOCOLS,
     TEST_FRAC,
     Split,
@@ -24,6 +22,8 @@ from forerun.calib.validation import (
     samples_of,
     usable,
 )
+from forerun.calib.fit import Timed, work_of
+from forerun.calib.steps.operator_tables import timed_rows
 from forerun.calib.workload import OperatorKind, Phase
 
 
@@ -111,4 +111,4 @@ def splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterator[tuple
 
 def generator(samples: OperatorSamples, protocol: str, seed: int) -> np.random.Generator:
     """Return a generator for one operator, independent of the rest of the table."""
-    return validation.generator(samples.device, samples.group, protocol, seed)
+    return scores.generator(samples.device, samples.group, protocol, seed)

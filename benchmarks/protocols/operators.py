@@ -26,9 +26,9 @@ from forerun.benchmarks.protocols.operator_samples import (
     operator_samples,
     splits,
 )
+from forerun.benchmarks.protocols.scores import MAX_ROWS, PROTOCOLS, Split, concat_scored, scored
 from forerun.calib.fit import Timed, device_prior, fit_machine, generation
 from forerun.calib.fit import transfer_to_device as transfer_machine
-from forerun.calib.validation import MAX_ROWS, PROTOCOLS, Split, concat_scored, scored
 from forerun.calib.workload import OperatorKind
 
 OPERATOR_PROTOCOLS = {

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from forerun.calib.records import StepRow
-from forerun.calib.validation import (
+from forerun.benchmarks.protocols.scores import (
     LEAVE_ONE_OUT,
     PROTOCOLS,
     Fold,
@@ -19,6 +18,7 @@ from forerun.calib.validation import (
     machines,
     step_folds,
 )
+from forerun.calib.records import StepRow
 
 LEAVE_GROUP, LEAVE_FAMILY, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT, MORE_NODES = (
     "leave_group",

@@ -1,4 +1,4 @@
-"""Convert published tables to the format that ``forerun validate`` and ``import`` read.
+"""Convert published tables to the format that ``forerun import`` reads.
 
     python benchmarks/published/convert.py TABLE... --out DIR [--cluster NAME] [--packed]
 

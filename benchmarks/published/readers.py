@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.published import (
     collectives,
     operators_ett,
@@ -27,7 +28,6 @@ from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import NEEDED, canonical_steps, read_table, unknown_table_error
 from forerun.calib.records import StepTable
-from forerun.calib.steps import TableSteps
 from forerun.launch.known import read_frame
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "published"

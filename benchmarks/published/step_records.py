@@ -14,7 +14,6 @@ from forerun.calib.arguments import with_torch_states as torch_states
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers import (
     SPLIT_COLUMNS,
-    holds_narrow_grads,
     refuse_unread,
     with_split_columns,
 )
@@ -323,9 +322,7 @@ def step_row(
         keeps_fp32_logits=not is_loss_fused,
         # In fp16 Megatron reduces gradients in their own precision; in bf16 it accumulates them in
         # fp32.
-        reduces_grads_in_bf16=width is Precision.FP16
-        or stack.reduces_grads_in_bf16
-        or (width is Precision.BF16 and holds_narrow_grads(par)),
+        reduces_grads_in_bf16=width is Precision.FP16 or stack.reduces_grads_in_bf16,
         keeps_fp8_params=stack.keeps_fp8_params and fp8 is not Fp8Recipe.NONE,
         device=device,
         framework=stack.framework.strip(),

@@ -23,13 +23,11 @@ from forerun.benchmarks.published.step_records import (
 )
 from forerun.calib.arguments import on_stack
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers import ZERO, with_split_columns
 from forerun.calib.records import StepKind, StepRow, Trait
 from forerun.calib.units import GIB
 from forerun.calib.workload import (
     Attention,
     ContextComm,
-    Engine,
     ModelShape,
     Parallelism,
     Recompute,
@@ -119,16 +117,17 @@ def _simumax_vocab(record: Record) -> int:
 def read_small_tables(record: Record) -> StepRow:
     """Read tables of papers and READMEs, one machine for each source, device and precision.
 
-    Before 2023 attention was unfused; InternEvo's steps are older than FlashAttention-2.  Rows
-    without a stated micro-batch or recompute are read with 1 and none, and flagged; ZeRO-3 in a
-    name or a note counts like a column.
+    Before 2023 attention was unfused.  Rows without a stated micro-batch or recompute are read
+    with 1 and none, and flagged; ZeRO-3 in a name or a note refuses a row, and so does InternEvo,
+    whose optimizer broadcasts each rank's share.
     """
     source, device, precision = (record.text(c) for c in ("source", "gpu", "precision"))
+    if source == "InternEvo" or _is_zero3(record):
+        raise ConfigError("ZeRO as DeepSpeed and InternEvo run it is not modelled; leave it out")
     micro = record.whole("micro_batch_size", default=0)
     flag = joined_flags(
         (micro == 0, "the micro-batch is not stated"),
         (record.is_empty("recompute"), "the recompute is not stated"),
-        (_is_zero3(record), "ZeRO-3 is not timed"),
         (_is_by_operator(record), _BY_OPERATOR),
     )
     if not record.text("step_time_s") or not record.text("global_batch_size"):
@@ -140,7 +139,7 @@ def read_small_tables(record: Record) -> StepRow:
         row_id=f"{record.text('table')} {record.text('model')} {record.row_id}",
         model=model,
         stack=stack,
-        parallelism=_sharded(record, model, layout(record, model, stack)),
+        parallelism=layout(record, model, stack),
         device=device,
         precision=precision,
         recompute=_recompute(record.text("recompute")),
@@ -154,11 +153,7 @@ def read_small_tables(record: Record) -> StepRow:
     )
     if source == "torchtitan":
         row = _as_in_torchtitan(record, row)
-    if source == _INTERNEVO:
-        row = replace(row, traits=row.traits | {Trait.FIRST_FLASH})
-    par = row.config.parallelism
-    is_fsdp = par.shards_weights and par.engine is not Engine.DEEPSPEED
-    return with_torch_states(row) if is_fsdp else row
+    return with_torch_states(row) if row.config.parallelism.shards_weights else row
 
 
 def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
@@ -175,9 +170,6 @@ def _as_in_torchtitan(record: Record, row: StepRow) -> StepRow:
     return replace(row, config=config, traits=traits)
 
 
-_INTERNEVO = "InternEvo"
-_INTERNEVO_BUCKET = 512 * 2**20
-"""Elements of its gradient buckets (``reduce_bucket_size`` of ``configs/7B_sft.py``)."""
 _BY_OPERATOR = "recomputation by operator is not modelled"
 
 
@@ -193,44 +185,10 @@ def _paper_stack(record: Record) -> Stack:
     return Stack(
         framework=source,
         attention=Attention.UNFUSED if is_old else Attention.FUSED,
-        # Its gradients are sent in the precision of their parameters.
-        reduces_grads_in_bf16=source == _INTERNEVO,
         is_sequence_parallel="sequence parallel" in record.text("recompute"),
-        is_optimizer_distributed=not is_old or bool(record.text("zero1_size")),
+        is_optimizer_distributed=not is_old,
         overlaps=not is_old,
     )
-
-
-def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism:
-    """Shard the optimizer over ``zero1_size`` ranks; over all ranks if it is 0 or below.
-
-    InternEvo reduces whole gradients over all replicas, however few share the optimizer, and sends
-    each rank's share in a separate broadcast among those that share (``reduce_tensor`` with no
-    ``dst_rank`` and ``broadcast_params`` of its ``HybridZeroOptimizer``): one message per rank that
-    shares the optimizer.
-    """
-    stated = record.whole("zero1_size", default=0)
-    shards = par.dp if stated <= 0 or par.dp % stated else stated
-    is_by_rank = record.text("source") == _INTERNEVO
-    if _is_zero3(record):
-        par = with_split_columns(par, lambda *names: "3" if names == ZERO else "")
-    if par.shards_weights:
-        return par
-    return replace(
-        par,
-        engine=Engine.DEEPSPEED if is_by_rank else par.engine,
-        num_optimizer_instances=par.dp // shards,
-        bucket_numel=min(_weights_numel(model) // shards, _INTERNEVO_BUCKET) if is_by_rank else 0,
-    )
-
-
-def _weights_numel(model: ModelShape) -> int:
-    """Return elements of a dense model's weights, without norms and biases."""
-    hidden, width = model.hidden_size, model.kv_channels
-    attention = 2 * hidden * width * (model.num_attention_heads + model.num_query_groups)
-    mlp = (3 if model.is_gated else 2) * hidden * model.ffn_hidden_size
-    vocabulary = (1 if model.is_tied else 2) * hidden * model.vocab_size
-    return model.num_layers * (attention + mlp) + vocabulary
 
 
 def _paper_shape(record: Record) -> ModelShape:

@@ -7,11 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from forerun.calib.fit import calibrate
 from forerun.calib.layers import stage_operators
 from forerun.calib.records import OperatorRecord, RunRecords, TraceRecord
 from forerun.calib.samples import build_table
-from forerun.calib.workload import Operator, OperatorKind, Phase, RunConfig
+from forerun.calib.workload import Operator, OperatorKind, RunConfig
 
 SHORT_S = 20e-6
 """Seconds; operators below this are mostly launch time: shown, not judged."""
@@ -61,8 +60,6 @@ def kineto_part(run: RunRecords) -> Part:
         rows.append((key, f"{by_event * 1e6:.1f} us", f"{by_kernel * 1e6:.1f} us", difference))
     calls = calls_in_step(table.config())
     rest = {key: times for key, times in pairs.items() if OperatorKind.OPTIMIZER.value not in key}
-    fracs = calibrate(table, device=table.config().device).weight_fracs
-    shares = ", ".join(f"{kind.value} {share:.2f}" for kind, share in fracs.items())
     return Part(
         title="Events against Kineto, by operator",
         figures=(
@@ -76,7 +73,6 @@ def kineto_part(run: RunRecords) -> Part:
             ),
         ),
         rows=tuple(rows),
-        notes=(f"weight gradient's share of the backward phase: {shares}",),
     )  # fmt: skip
 
 
@@ -100,26 +96,16 @@ def weighted_frac(pairs: Mapping[str, tuple[float, float]], calls: Mapping[str, 
 
 
 def _by_operator(records: Iterable[OperatorRecord | TraceRecord]) -> dict[str, float]:
-    """Return median seconds by operator, with both gradients of a linear added."""
-    gradients = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
-    runs: dict[tuple, int] = defaultdict(int)
-    for n, r in enumerate(records):
-        is_part = r.phase in gradients
-        name = _operator_name(r, Phase.BACKWARD if is_part else r.phase)
-        # Both gradients follow each other, layer by layer; all others are separate runs.
-        place = (r.step, r.microbatch, r.layer) if is_part else n
-        runs[name, place] += r.duration_ns
+    """Return median seconds by operator."""
     times: dict[str, list[int]] = defaultdict(list)
-    for (name, _), duration_ns in runs.items():
-        times[name].append(duration_ns)
+    for one in records:
+        times[_operator_name(one)].append(one.duration_ns)
     return {
         name: statistics.median(operator_times_ns) / 1e9
         for name, operator_times_ns in times.items()
     }
 
 
-def _operator_name(
-    operator: Operator | OperatorRecord | TraceRecord, phase: Phase | None = None
-) -> str:
+def _operator_name(operator: Operator | OperatorRecord | TraceRecord) -> str:
     shape = "x".join(map(str, operator.shape))
-    return f"{operator.kind.value} {(phase or operator.phase).value} {shape}"
+    return f"{operator.kind.value} {operator.phase.value} {shape}"

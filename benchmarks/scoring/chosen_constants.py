@@ -70,10 +70,8 @@ NOT_CHOSEN: Mapping[str, str] = {
         fit.machine: _MOST_ROWS
         fit.sharded_host: _GRID
         steps.base_times: _FASTEST_S
-        steps.step_tables: _MAX_EXCHANGES _GAIN_FRAC
         steps.estimate: _ROUNDING
         steps.slices: _LEAST_FRAC _LEAST_S
-        steps.step_tables: _NO_TIME_S
         steps.layouts: _LEAST_S _RUN
         steps.launches: _ROUNDS
         steps.model: _ROUNDING

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.benchmarks.protocols.collectives import COLLECTIVE_PROTOCOLS, scored_rows
+from forerun.benchmarks.protocols.scores import fit_network
 from forerun.calib.network import Group, Law, Samples, Transfers, bus_factor, fit_law, ring_steps
-from forerun.calib.validation import fit_network
 
 LARGE_NBYTES = 16 * 2**20
 HUGE_NBYTES = 256 * 10**6

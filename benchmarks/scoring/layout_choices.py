@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from forerun.benchmarks.protocols.scores import ScoredSteps
 from forerun.benchmarks.protocols.steps import StepModel
 from forerun.benchmarks.scoring.step_comparisons import mean_interval
 from forerun.calib.records import StepKind, StepRow
 from forerun.calib.regressors import first_minimum
 from forerun.calib.steps import same_layout
-from forerun.calib.validation import ScoredSteps
 from forerun.calib.workload import Batch, Parallelism, Recompute, RunConfig
 
 _ALIKE_FRAC = 1e-6

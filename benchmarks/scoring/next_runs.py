@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.scoring.layout_choices import Choice, Job, by_model, choices
 from forerun.calib.advice import Plan, compare
 from forerun.calib.records import StepRow
-from forerun.calib.steps import FittedSteps, TableSteps
+from forerun.calib.steps import FittedSteps
 
 NUM_NEXT = 2
 FEWEST = 5

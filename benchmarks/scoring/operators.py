@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.benchmarks.baselines.operators import Method
+from forerun.benchmarks.protocols import scores
 from forerun.benchmarks.protocols.operator_samples import (
     OperatorSamples,
     generator,
@@ -22,9 +23,8 @@ from forerun.benchmarks.protocols.operators import (
     scored_cells,
     validate_operators,
 )
-from forerun.calib import validation
+from forerun.benchmarks.protocols.scores import Split
 from forerun.calib.fit import coordinates, device_prior, refuse
-from forerun.calib.validation import Split
 
 CHOSEN = "chosen_24"
 """Like ``few_24``, with shapes spread evenly over those of the table."""
@@ -65,9 +65,9 @@ def _figures(predicted: pd.DataFrame, method: str, protocol: str) -> pd.DataFram
     for group, part in predicted.groupby("group", sort=False):
         name, _, phase = str(group).rpartition("/")
         labels = {"method": method, "protocol": protocol, "operator": name, "phase": phase}
-        rows.append({**labels, "n": len(part), **validation.figures(part)})
+        rows.append({**labels, "n": len(part), **scores.figures(part)})
     return pd.DataFrame(
-        rows, columns=["method", "protocol", "operator", "phase", "n", *validation.FIGURES]
+        rows, columns=["method", "protocol", "operator", "phase", "n", *scores.FIGURES]
     )
 
 

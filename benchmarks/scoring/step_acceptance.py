@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.benchmarks.baselines.steps import ConstantRate, PerfectScaling, TenTerms
+from forerun.benchmarks.protocols.scores import LEAVE_ONE_OUT, Fold, machines, step_folds
 from forerun.benchmarks.protocols.steps import LEAVE_RELEASE, MORE_NODES, SCALE_OUT, named, series
 from forerun.calib.records import StepRow
-from forerun.calib.validation import LEAVE_ONE_OUT, Fold, machines, step_folds
 
 Design = Callable[[Sequence[StepRow], int], list[int]]
 
@@ -145,15 +145,6 @@ _NODES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "nanotron": ("e2e_nanotron_llama1b", ()),
 }
 _PAPERS: tuple[Claim, ...] = (
-    Claim(
-        title="paper's configurations on Perlmutter (implied)",
-        table="steps_paper_implied",
-        protocol="calibrate_0",
-        operators=("ops_ett_fwd_bwd", "ops_ett_optimizer", "coll_ett"),
-        machine="Perlmutter",
-        reference="3.1; paper 3.40, mean of three",
-        bars=(_mape(0.034),),
-    ),
     Claim(
         title="SC'21 / Selene A100 tables",
         table="e2e_small_tables",

@@ -20,12 +20,12 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.steps import BASELINES
+from forerun.benchmarks.protocols.scores import Fold, score_folds
 from forerun.benchmarks.protocols.steps import MORE_NODES, SCALE_OUT, StepModel
+from forerun.benchmarks.protocols.table_steps import TableSteps, design
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
 from forerun.calib.records import StepRow
-from forerun.calib.steps import TableSteps, design
-from forerun.calib.validation import Fold, score_folds
 
 MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))
 _BASELINES: dict[str, StepModel] = {baseline.name: baseline for baseline in BASELINES}

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..layers import RecomputeOption
 from ..search import GRAD_OVERLAP, NO_OVERLAP, NO_P2P, layers_text, layout_label
-from ..workload import Parallelism, Recompute, RunConfig, Schedule, uneven_layers
+from ..workload import Parallelism, Recompute, RunConfig, uneven_layers
 
 AXES = (
     *("gpus", "tp", "sp", "cp", "ep", "pp", "vp", "mbs"),
@@ -22,7 +22,7 @@ _DEGREES: Mapping[str, tuple[str, ...]] = {
     "sp": ("is_sequence_parallel",),
     "cp": ("cp", "context_comm", "context_inner"),
     "ep": ("ep", "etp"),
-    "pp": ("pp", "schedule"),
+    "pp": ("pp",),
     "vp": ("vp", "microbatch_group_size", "overlaps_p2p", "overlaps_p2p_ends"),
     "sharding": (
         *("is_optimizer_distributed", "sharding", "num_optimizer_instances"),
@@ -203,8 +203,6 @@ _SPELLED = {
     NO_OVERLAP: "transfers of the replicas not overlapped",
     GRAD_OVERLAP: "of the replicas' transfers, only gradients overlapped with the passes",
     NO_P2P: "messages between stages not overlapped",
-    Schedule.ZERO_BUBBLE_H1.value: "zero bubble H1",
-    Schedule.ZERO_BUBBLE_H2.value: "zero bubble H2",
 }
 
 

@@ -23,7 +23,6 @@ from ..workload import (
     Parallelism,
     Recompute,
     RunConfig,
-    Schedule,
     Sharding,
     at_least_one,
     uneven_layers,
@@ -87,8 +86,6 @@ def _read(word: str) -> Iterator[tuple[str, Any]]:
         yield name, number
     elif _LAYERS.match(small):
         yield "chunk_layers", _layers(small)
-    elif small in {one.value for one in Schedule}:
-        yield "schedule", Schedule(small)
     elif head.partition(":")[0] in {one.value for one in Recompute}:
         kind, _, layers = head.partition(":")
         yield "recompute", Recompute(kind)
@@ -154,7 +151,6 @@ def _parallelism(
     layers = () if degrees["vp"] > 1 else uneven_layers(running.model.num_layers, degrees["pp"])
     if is_same_split and not is_whole:
         layers = running_par.chunk_layers
-    schedule = Schedule.ONE_F_ONE_B if degrees["vp"] > 1 or is_whole else running_par.schedule
     # Megatron trains experts over tp only with sequence parallelism.
     is_split = running_par.is_sequence_parallel or running.model.experts is not None
     if is_whole:
@@ -167,7 +163,6 @@ def _parallelism(
         **degrees,
         etp=named.get("etp", running_par.etp),
         chunk_layers=named.get("chunk_layers", layers),
-        schedule=named.get("schedule", schedule),
         microbatch_group_size=running_par.microbatch_group_size if is_same_split else 0,
         is_sequence_parallel=is_split and degrees["tp"] > 1,
         overlaps_p2p=named.get("overlaps_p2p", overlaps_p2p),

@@ -143,12 +143,10 @@ _STREAMS = {
     TaskKind.GATHER: _SYNC,
 }
 """Stream of each kind of span; passes, the optimizer and the host share the default."""
-_SENDS = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
+_SENDS = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _COLOURS = {
     TaskKind.FORWARD: "thread_state_running",
     TaskKind.BACKWARD: "thread_state_runnable",
-    TaskKind.INPUT_GRADIENT: "thread_state_runnable",
-    TaskKind.WEIGHT_GRADIENT: "thread_state_unknown",
     TaskKind.EXCHANGE: "thread_state_iowait",
     TaskKind.TRANSFER: "thread_state_iowait",
     TaskKind.REDUCE: "rail_load",

@@ -370,7 +370,6 @@ def _with_inexpressible(parsed_config: RunConfig, config: RunConfig) -> RunConfi
         ),
         parallelism=replace(
             parsed_config.parallelism,
-            schedule=config.parallelism.schedule,
             keeps_grads_whole=parsed_config.parallelism.keeps_grads_whole
             or config.parallelism.keeps_grads_whole,
             prefetches_backward=config.parallelism.prefetches_backward,

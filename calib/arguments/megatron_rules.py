@@ -18,7 +18,6 @@ from ..workload import (
     Precision,
     Recompute,
     RunConfig,
-    Schedule,
     Sharding,
 )
 from .megatron_options import Values
@@ -129,8 +128,6 @@ def _of_order(config: RunConfig) -> Iterator[str]:
     par = config.parallelism
     if par.engine is not Engine.MEGATRON:
         yield f"engine {par.engine.value} is not Megatron's; choose a layout of Megatron's"
-    if par.schedule is not Schedule.ONE_F_ONE_B:
-        yield f"schedule {par.schedule.value} is not one that Megatron runs; choose 1f1b"
     if par.overlaps_p2p_ends and par.vp == 1:
         yield (
             "--overlap-p2p-communication-warmup-flush needs virtual stages; set vp or leave it out"

@@ -16,7 +16,7 @@ from ..fit import device_prior
 from ..forecast import peak_flop_per_s, throughput
 from ..layers import model_flop_per_token, model_name
 from ..network import bus_factor
-from ..records import StepRow, Trait
+from ..records import StepRow
 from ..samples import SampleTable
 from ..steps import FittedSteps, degree_correlations, degrees_of, same_layout
 from ..units import MIB, format_frac
@@ -133,11 +133,7 @@ def modelled_nearest(config: RunConfig, steps: FittedSteps, published: Sequence[
     """Return the nearest published runs on the device with their modelled over measured step, in
     words; empty if none is published."""
     name = device_prior(config.device).name
-    device_rows = [
-        row
-        for row in published
-        if device_prior(row.config.device).name == name and Trait.SOCKET_NETWORK not in row.traits
-    ]
+    device_rows = [row for row in published if device_prior(row.config.device).name == name]
     if not device_rows:
         return ""
     rows, words = alike_rows(config, device_rows)

@@ -77,8 +77,6 @@ class Calibration:
     measured: Mapping[Operator, Measured]
     measured_host: Mapping[Key, Measured]
     measured_transfers: Mapping[CollectiveCall, Measured]
-    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
-    """Share of the weight gradient in a linear's backward phase, by kind, if it was traced."""
     like: MachineModel | None = None
     """Models of another machine, transferred to this one, for operators with few samples here."""
     is_elsewhere: bool = False
@@ -345,7 +343,6 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     ``CalibrationError`` if the table has no operator samples.
     """
     # A cached fit needs no table, and pandas is slow to import.
-    from ..samples import weight_fracs
     from .measured_rows import measured_collectives, measured_host, measured_operators
 
     measured = measured_operators(table)
@@ -369,7 +366,6 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
         measured=measured,
         measured_host=host,
         measured_transfers=measured_calls,
-        weight_fracs=weight_fracs(table.traced),
         host_bound={
             key: {o: measured[o] for o in operators if measured[o].is_host_bound}
             for key, operators in _by_key(measured).items()

@@ -50,8 +50,8 @@ def _operator(kind: str, phase: str, shape: str, nbytes: int) -> Operator:
 
 
 def _kernel_s(operator: Operator, traced: pd.DataFrame) -> float:
-    """Return the operator's time in traced steps, the sum of both gradients for a product; 0 if not
-    all of it was traced."""
+    """Return the operator's time in traced steps, of both gradients where a recording has them
+    apart, as all did before; 0 if not all of it was traced."""
     like = traced[
         (traced["kind"] == operator.kind.value)
         & (traced["shape"] == shape_text(operator.shape))

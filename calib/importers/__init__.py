@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from .canonical_steps import (
         REQUIRED,
         SPLIT_COLUMNS,
-        ZERO,
         canonical_frame,
-        holds_narrow_grads,
         read_steps,
         refuse_unread,
         with_split_columns,

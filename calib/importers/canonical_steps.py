@@ -21,7 +21,7 @@ import pandas as pd
 from ..arguments import LISTS, ArgumentTable, from_namespace, is_known, layout_values, model_values
 from ..errors import CalibrationError, ConfigError
 from ..records import CREATED, Cluster, SkippedRow, StepKind, StepRow, StepTable, Trait
-from ..workload import Engine, Experts, Parallelism, Precision, RunConfig, Schedule, Sharding
+from ..workload import Engine, Experts, Parallelism, Precision, RunConfig, Sharding
 from .canonical_tables import unknown_table_error
 
 Text = Callable[..., str]
@@ -33,8 +33,6 @@ SCHEDULE = ("schedule", "pp_schedule", "pipeline_schedule", "pp_schedule_in_conf
 SPLIT_COLUMNS = (*ZERO, *FSDP, *SCHEDULE)
 """Every column that ``with_split_columns`` reads."""
 
-_STAGES = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADS, Sharding.WEIGHTS)
-"""Sharding by ZeRO stage."""
 _STRATEGIES = {
     **dict.fromkeys(("no_shard", "none", "ddp", "off"), Sharding.NONE),
     "optim": Sharding.OPTIMIZER,
@@ -42,13 +40,6 @@ _STRATEGIES = {
     **dict.fromkeys(("full_shard", "shard_grad_op", "optim_grads_params"), Sharding.WEIGHTS),
 }
 """Sharding by strategy name in PyTorch's and Megatron's FSDP."""
-_SCHEDULES = {
-    "1f1b": Schedule.ONE_F_ONE_B,
-    "zb_h1": Schedule.ZERO_BUBBLE_H1,
-    "zbh1": Schedule.ZERO_BUBBLE_H1,
-    "zb_h2": Schedule.ZERO_BUBBLE_H2,
-    "zbh2": Schedule.ZERO_BUBBLE_H2,
-}
 _INTERLEAVED = re.compile(r"interleav|\bvpp\b|virtual")
 _ON, _OFF = ("true", "yes", "on"), ("", "false", "no", "off", "none", "0", "0.0")
 _DECIDES = re.compile(
@@ -62,17 +53,16 @@ def with_split_columns(par: Parallelism, text: Text) -> Parallelism:
 
     Raise ``ConfigError`` if two contradict each other, or if something is not modelled.
 
-    >>> cells = {"zero_stage": "2"}
+    >>> cells = {"fsdp": "optim_grads"}
     >>> with_split_columns(Parallelism(dp=8), lambda *names: cells.get(names[0], "")).sharded.value
     'grads'
     """
     schedule, zero, fsdp = text(*SCHEDULE), text(*ZERO), text(*FSDP)
-    par = _scheduled(par, schedule.strip().lower()) if schedule else par
+    if schedule:
+        _check_schedule(par, schedule.strip().lower())
     if zero:
-        stage = _stage(zero)
-        if stage and fsdp.strip().lower() not in _OFF:
-            raise ConfigError(f"zero_stage {zero} and fsdp {fsdp} are both given; leave one out")
-        par = _zero(par, stage)
+        _check_stage(zero)
+        par = replace(par, is_optimizer_distributed=False)
     return _fsdp(par, fsdp) if fsdp else par
 
 
@@ -87,27 +77,12 @@ def refuse_unread(cells: Mapping[str, str], read: Iterable[str]) -> None:
             )
 
 
-def _stage(text: str) -> int:
-    digits = re.sub(r"^(zero|stage|[ _-])+", "", text.strip().lower())
-    try:
-        value = float(digits)
-    except ValueError:
-        value = -1.0
-    if value not in (0, 1, 2, 3):
-        raise ConfigError(f"zero_stage {text!r} is not known; give 0, 1, 2 or 3")
-    return int(value)
-
-
-def _zero(par: Parallelism, stage: int) -> Parallelism:
-    if not stage:
-        return replace(par, is_optimizer_distributed=False)
-    if stage > 1 and par.pp > 1:
+def _check_stage(text: str) -> None:
+    if re.sub(r"^(zero|stage|[ _-])+", "", text.strip().lower()) not in ("0", "0.0"):
         raise ConfigError(
-            f"zero_stage {stage} with pp {par.pp} is refused by DeepSpeed's pipeline; give 0 or 1"
+            f"zero_stage {text!r} is DeepSpeed's, whose engine is not modelled; leave the row out, "
+            "or give fsdp or use_distributed_optimizer if those ran it"
         )
-    return replace(
-        par, engine=Engine.DEEPSPEED, is_optimizer_distributed=True, sharding=_STAGES[stage]
-    )
 
 
 def _fsdp(par: Parallelism, text: str) -> Parallelism:
@@ -140,18 +115,6 @@ def _sharded_over(par: Parallelism, number: int) -> Parallelism:
     return replace(sharded(par, Sharding.WEIGHTS), num_optimizer_instances=round(copies))
 
 
-def stage_of(par: Parallelism) -> int:
-    """Return the ZeRO stage that shards as much."""
-    return _STAGES.index(par.sharded)
-
-
-def holds_narrow_grads(par: Parallelism) -> bool:
-    """True if gradients are stored as wide as weights: DeepSpeed under ZeRO-2 and 3
-    (``gradient_accumulation_dtype``)."""
-    is_deep = par.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
-    return is_deep and par.engine is Engine.DEEPSPEED
-
-
 def sharded(par: Parallelism, sharding: Sharding) -> Parallelism:
     """Return the layout under FSDP: sharded states are sent layer by layer, overlapping passes."""
     return replace(
@@ -163,21 +126,17 @@ def sharded(par: Parallelism, sharding: Sharding) -> Parallelism:
     )
 
 
-def _scheduled(par: Parallelism, low: str) -> Parallelism:
-    """Return the layout with this schedule; virtual stages have to be stated as well."""
+def _check_schedule(par: Parallelism, low: str) -> None:
+    """Raise ``ConfigError`` unless it is 1F1B, or interleaved with its virtual stages stated."""
     if par.pp == 1:
-        return par
+        return
     if _INTERLEAVED.search(low):
         if par.vp == 1:
             raise ConfigError(f"schedule {low!r} needs its virtual stages; give vp")
-        return par
-    schedule = _SCHEDULES.get(low.replace("-", "_").replace(" ", "_"))
-    if schedule is None:
-        known = ", ".join((*_SCHEDULES, "interleaved"))
-        raise ConfigError(f"schedule {low!r} is not modelled; known are {known}")
-    if par.vp > 1:
+    elif low != "1f1b":
+        raise ConfigError(f"schedule {low!r} is not modelled; known are 1f1b, interleaved")
+    elif par.vp > 1:
         raise ConfigError(f"schedule {low!r} has no vp {par.vp}; give interleaved, or vp 1")
-    return replace(par, schedule=schedule)
 
 
 TIME = "step_time_s"
@@ -271,14 +230,15 @@ def _config(
     layout = with_split_columns(
         replace(
             config.parallelism,
-            engine=_ENGINES.get(canonical_cells["framework"], Engine.MEGATRON),
+            engine=Engine.TORCH
+            if canonical_cells["framework"] == "torchtitan"
+            else Engine.MEGATRON,
             prefetches_backward=Trait.LATE_GATHERS not in traits,
         ),
         lambda *names: next(
             (canonical_cells[name] for name in names if canonical_cells.get(name)), ""
         ),
     )
-    is_narrow = holds_narrow_grads(layout)
     return replace(
         config,
         model=replace(
@@ -287,15 +247,12 @@ def _config(
             experts=_routed(config.model.experts, canonical_cells["imbalance"]),
         ),
         parallelism=layout,
-        reduces_grads_in_bf16=config.reduces_grads_in_bf16
-        or (is_narrow and config.precision is not Precision.FP32),
         is_compiled=Trait.COMPILED in traits,
         # Tables of other frameworks do not state the implementation of layers.
         fuses_norms=config.fuses_norms and given.get(_LAYERS) is not None,
         device=canonical_cells["device"] or "unknown",
         framework=canonical_cells["framework"],
         has_open_widths=config.precision is Precision.BF16
-        and not is_narrow
         and all(given.get(name) is None for name in _WIDTHS),
     )
 
@@ -349,8 +306,6 @@ def _cells(row: StepRow) -> dict[str, Any]:
         arguments["grad_reduce_in_bf16"] = config.reduces_grads_in_bf16
     if config.fuses_norms:
         arguments[_LAYERS] = "transformer_engine"
-    cells["zero_stage"] = stage_of(par) if par.engine is Engine.DEEPSPEED else None
-    cells["schedule"] = par.schedule.value if par.schedule is not Schedule.ONE_F_ONE_B else None
     # A list of words is one cell; an empty one counts as not given.
     return cells | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
 
@@ -378,7 +333,6 @@ def _value(text: str, name: str) -> Any:
 
 
 _LAYERS = "transformer_impl"
-_ENGINES = {"GPT-NeoX": Engine.DEEPSPEED, "torchtitan": Engine.TORCH}
 
 
 def _choice(kind: Any, text: str) -> Any:

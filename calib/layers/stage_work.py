@@ -10,7 +10,6 @@ from ..workload import (
     Collective,
     CollectiveCall,
     CollectiveUse,
-    Engine,
     GroupRole,
     Operator,
     OperatorCount,
@@ -134,13 +133,11 @@ def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[Collective
 def p2p_call(config: RunConfig, chunk: int, collective: Collective) -> CollectiveCall:
     """Return the message between a chunk and the next: the hidden states of one micro-batch."""
     par = config.parallelism
-    # Under DeepSpeed the ranks of a tp group share a message.
-    is_split = par.is_sequence_parallel or par.engine is Engine.DEEPSPEED
     return CollectiveCall(
         collective=collective,
         role=GroupRole.PP,
         num_ranks=par.pp,
-        nbytes=hidden_nbytes(config) // (par.tp if is_split else 1),
+        nbytes=hidden_nbytes(config) // (par.tp if par.is_sequence_parallel else 1),
         num_nodes=p2p_num_nodes(par, chunk % par.pp),
     )
 
@@ -208,13 +205,10 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
     is_split, is_overlapped = par.is_optimizer_distributed, par.overlaps_grad_reduce
     uses: list[CollectiveUse] = []
     if not par.shards_grads:
-        scatters = is_split and par.engine is not Engine.DEEPSPEED
-        kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
-        # Whole gradients are summed over all replicas, however few share the optimizer.
-        summed = config if scatters else _in_one_instance(config)
-        reduce = group_call(summed, kind, role, nbytes)
+        kind = Collective.REDUCE_SCATTER if is_split else Collective.ALL_REDUCE
+        reduce = group_call(config, kind, role, nbytes)
         uses.append(transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_overlapped))
-        if scatters:
+        if is_split:
             across = GroupRole.DP_INSTANCES
             shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
             uses.append(transfer(shard, Placement.GRAD_REDUCE, is_overlapped=is_overlapped))
@@ -224,13 +218,6 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
         is_ahead = par.overlaps_param_gather
         uses.append(transfer(gather, Placement.PARAM_GATHER, is_overlapped=is_ahead))
     return between_ranks(uses)
-
-
-def _in_one_instance(config: RunConfig) -> RunConfig:
-    par = config.parallelism
-    if par.num_optimizer_instances == 1:
-        return config
-    return replace(config, parallelism=replace(par, num_optimizer_instances=1))
 
 
 def _tp_reduced_numel(config: RunConfig, stage: int) -> int:

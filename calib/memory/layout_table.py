@@ -272,7 +272,7 @@ def _pipeline_key(layout: RunConfig) -> Hashable:
     # Beyond this number of micro-batches, passes in flight do not grow: see ``in_flight``.
     enough = (2 * par.pp // (group * par.vp) + 4) * group if par.vp > 1 else 2 * par.pp
     num = min(layout.num_microbatches, enough)
-    return (*_shape_key(layout), num, group, par.schedule, *sharding_key(layout))
+    return (*_shape_key(layout), num, group, *sharding_key(layout))
 
 
 def _distinct_stages(layout: RunConfig) -> list[int]:

@@ -245,7 +245,6 @@ def stage_parts(
             num_virtual_stages=par.vp,
             num_microbatches=config.num_microbatches,
             group_size=par.microbatch_group_size or par.pp,
-            schedule=par.schedule,
             stage=stage,
         ),
         is_first=stage == 0,

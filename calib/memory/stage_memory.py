@@ -14,7 +14,6 @@ from typing import TypeAlias
 import numpy as np
 
 from ..layers import BlockKind
-from ..workload import SCHEDULES, Schedule
 from .module_memory import ModuleBytes
 from .states import UNITS_IN_FLIGHT, Number, StateBytes
 
@@ -45,14 +44,14 @@ def in_flight(
     num_virtual_stages: int,
     num_microbatches: int,
     group_size: int,
-    schedule: Schedule,
     stage: int,
 ) -> InFlight:
-    """Return the micro-batches in flight on a stage under a schedule.
+    """Return the micro-batches in flight on a stage.
 
-    Interleaved chunks are counted in Megatron's order.
+    Interleaved chunks are counted in Megatron's order, others as in Narayanan et al., SC 2021,
+    section 2.2.1.
 
-    >>> common = dict(num_microbatches=8, group_size=4, schedule=Schedule.ONE_F_ONE_B)
+    >>> common = dict(num_microbatches=8, group_size=4)
     >>> [in_flight(num_stages=4, num_virtual_stages=1, stage=s, **common).most for s in range(4)]
     [4, 3, 2, 1]
     >>> [in_flight(num_stages=4, num_virtual_stages=2, stage=s, **common).most for s in range(4)]
@@ -60,7 +59,7 @@ def in_flight(
     """
     if num_virtual_stages > 1:
         return _interleaved(num_stages, num_virtual_stages, num_microbatches, group_size, stage)
-    peak_counts = ((SCHEDULES[schedule].max_in_flight(num_stages, stage, num_microbatches),),)
+    peak_counts = ((min(num_microbatches, num_stages - stage),),)
     return InFlight(peaks=peak_counts, after_last_chunk=peak_counts)
 
 
@@ -171,10 +170,9 @@ def stage_bytes(
     layers, logits, units_now = _fullest_moment(
         modules, chunks, in_flight_counts, units, is_first=is_first, is_last=is_last
     )
-    passing = units_now + state.buckets
     # Activations and gathered weights are freed before the update, which may use their memory.
-    update = np.minimum(rest * state.update + split * state.expert_update, state.most_update)
-    more = np.maximum(update - layers - logits - passing, 0.0)
+    update = rest * state.update + split * state.expert_update
+    more = np.maximum(update - layers - logits - units_now, 0.0)
     return StageBytes(
         weights=rest * state.weights
         + split * state.expert_weights
@@ -183,7 +181,7 @@ def stage_bytes(
         optimizer=rest * state.optimizer + split * state.expert_optimizer + more,
         activations=layers,
         logits=logits,
-        scratch=_scratch(modules, counts, is_last) + passing,
+        scratch=_scratch(modules, counts, is_last) + units_now,
     )
 
 
@@ -239,10 +237,6 @@ def _units(
     ready = UNITS_IN_FLIGHT * state.gathered
     copies, retained_nbytes = (widest + ends) * state.copied, layers_numel * state.retained
     grads = widest * (state.unit - ready)
-    if state.live_numel:
-        # ZeRO-3 gathers module by module, up to this number of parameters, across layers.
-        live = np.minimum(layers_numel + ends, state.live_numel) * state.gathered
-        return _Units(at_work=live + grads, at_loss=live)
     at_work = np.maximum(widest * ready, retained_nbytes) + grads + ends * (state.unit / 2)
     at_loss = np.maximum(widest * state.gathered, retained_nbytes) + ends * state.gathered
     return _Units(at_work=at_work + copies, at_loss=at_loss + copies)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,13 +17,6 @@ Number: TypeAlias = "float | npt.NDArray[np.float64]"
 UNITS_IN_FLIGHT = 2
 """Layers gathered at once: the active one and the next, which is prefetched (Zhao et al. 2023,
 section 3.3.2; ``limit_all_gathers`` prevents more)."""
-
-REDUCE_BUCKET_NUMEL = 500_000_000
-"""DeepSpeed's default of ``reduce_bucket_size``; a bucket has this size for every model."""
-LIVE_NUMEL = 1_000_000_000
-"""DeepSpeed's default of ``stage3_max_live_parameters``."""
-SUB_GROUP_NUMEL = 1_000_000_000
-"""DeepSpeed's default of ``sub_group_size``: parameters that ZeRO-3 updates at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +38,9 @@ class StateBytes:
     copied: float = 0.0
     """Buffer that a gather writes before it is split into weights (FSDP2), in a separate memory
     pool."""
-    live_numel: float = 0.0
-    """Most parameters that stay gathered between passes (ZeRO-3); a number of parameters."""
-    buckets: float = 0.0
-    """Buffers from which gradients are reduced (DeepSpeed), in bytes, not per parameter."""
     update: Number = 0.0
     """Working memory of the optimizer beyond its states, after the passes."""
     expert_update: Number = 0.0
-    most_update: float = math.inf
-    """Upper limit of the update's working bytes, if the optimizer iterates over groups of
-    parameters."""
 
     @property
     def keeps_layers_whole(self) -> bool:
@@ -93,13 +78,8 @@ def state_bytes(
         unit=_unit_nbytes(config, weights) if is_deep else 0.0,
         retained=float(weights) if is_deep and not par.regathers_weights else 0.0,
         gathered=float(weights) if is_deep else 0.0,
-        live_numel=LIVE_NUMEL if is_deep and par.engine is Engine.DEEPSPEED else 0.0,
-        buckets=_buckets_nbytes(config),
         update=_update_nbytes(config) / shards,
         expert_update=_update_nbytes(config) / expert_shards,
-        most_update=4.0 * SUB_GROUP_NUMEL
-        if is_deep and par.engine is Engine.DEEPSPEED
-        else math.inf,
         copied=float(weights) if is_deep and par.engine is Engine.TORCH else 0.0,
     )
 
@@ -111,38 +91,20 @@ def optimizer_nbytes(config: RunConfig) -> float:
     return whole * (1 - config.optimizer_offload_frac)
 
 
-def _buckets_nbytes(config: RunConfig) -> float:
-    """Return the bytes of DeepSpeed's ZeRO buckets: one in the width of weights, or two if
-    reduction overlaps, as it never does in a pipeline (``setup_buckets`` of
-    ``stage_1_and_2.py``)."""
-    par = config.parallelism
-    if par.engine is not Engine.DEEPSPEED or not par.is_optimizer_distributed:
-        return 0.0
-    is_double = par.overlaps_grad_reduce and par.pp == 1 and not par.shards_weights
-    numel = par.bucket_numel or REDUCE_BUCKET_NUMEL
-    return numel * config.precision.nbytes * (2.0 if is_double else 1.0)
-
-
 def _update_nbytes(config: RunConfig) -> float:
-    """Return the update's working bytes per parameter of a shard: the fp32 copy that DeepSpeed
-    makes of 16-bit gradients, the temporaries of PyTorch's ``foreach`` optimizer, or the 16-bit
-    copies of all weights that Transformer Engine makes to cast them to 8 bits at once
-    (``cast_master_weights_to_fp8``, which MXFP8 does not run)."""
-    engine = config.parallelism.engine
+    """Return the update's working bytes per parameter of a shard: the temporaries of PyTorch's
+    ``foreach`` optimizer, or the 16-bit copies of all weights that Transformer Engine makes to cast
+    them to 8 bits at once (``cast_master_weights_to_fp8``, which MXFP8 does not run)."""
     if config.keeps_fp8_params and config.fp8 not in (Fp8Recipe.MXFP8, Fp8Recipe.NVFP4):
         return float(config.precision.nbytes)
-    if engine is Engine.TORCH and config.device != "cpu":
-        return 4.0
-    is_narrow = config.grad_nbytes < 4
-    return 4.0 if engine is Engine.DEEPSPEED and is_narrow else 0.0
+    is_torch = config.parallelism.engine is Engine.TORCH
+    return 4.0 if is_torch and config.device != "cpu" else 0.0
 
 
 def _unit_nbytes(config: RunConfig, weights: int) -> float:
     """Return the unit bytes per parameter: weights of two layers, one layer of gradients as
-    computed and one as reduced; for the latter DeepSpeed has a bucket instead."""
-    par = config.parallelism
-    reduced = 0 if par.engine is Engine.DEEPSPEED else config.grad_nbytes
-    grads = 0 if par.keeps_grads_whole else weights + reduced
+    computed and one as reduced."""
+    grads = 0 if config.parallelism.keeps_grads_whole else weights + config.grad_nbytes
     return UNITS_IN_FLIGHT * weights + grads
 
 
@@ -151,5 +113,5 @@ def sharding_key(config: RunConfig) -> tuple[Hashable, ...]:
     par = config.parallelism
     return (
         *(par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole),
-        *(par.engine, par.is_optimizer_distributed, par.bucket_numel, par.overlaps_grad_reduce),
+        par.engine,
     )

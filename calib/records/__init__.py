@@ -59,12 +59,10 @@ if TYPE_CHECKING:
         collective_named,
         device_work,
         group_named,
-        is_exchanged,
         kernel_collective,
         num_products,
         operations_by_thread,
         products_of,
-        split_gradients,
         work_of,
     )
     from .packed import MAX_LINE_NBYTES, Packer, pack

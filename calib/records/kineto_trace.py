@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
 from typing import Any
 
 from ..workload import Collective
@@ -42,11 +41,6 @@ _SPLIT_SUM = re.compile(
 """Split-K sums of cuBLAS, and sums after Transformer Engine's split products (userbuffers.cu)."""
 # Attention kernels are built from CUTLASS and have its types in their names.
 _ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
-_NORM = re.compile(
-    r"(layer|rms)_?norm|::normalization::|\bln_bwd_|GammaBetaBackward|cuCompute(Part)?Grad",
-    re.IGNORECASE,
-)
-"""Normalization kernels of Transformer Engine, Apex and PyTorch, and PyTorch's CPU operations."""
 _COLLECTIVES = (
     ("allreduce", Collective.ALL_REDUCE),
     ("allgather", Collective.ALL_GATHER),
@@ -76,8 +70,6 @@ _LATE_NODE = "_RegisterDelayedWgradForExperts"
 """Autograd node that computes the weight gradients deferred by linears, on its own stream
 (Megatron-LM core_v0.18.0 and later, moe_layer.py, --overlap-dispatch-backward-with-experts-wgrad).
 """
-_PIECES_RATIO = 1.5
-"""Least ratio of a whole product to the median piece: a like product has two or more pieces."""
 _IN_KERNEL = re.compile(
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast)|cross_device_reduce",
     re.IGNORECASE,
@@ -125,8 +117,8 @@ class TracedWork:
 
     ``launched_ns`` is when the host launched it, ``call`` the host operation around it.
     ``is_whole`` means that this call has at most one product; a library's own autograd node may
-    have several.  ``inner`` is the size that a product sums over, 0 if unknown.  ``is_late`` means
-    that earlier operators deferred it, whichever operator is open around it.
+    have several.  ``is_late`` means that earlier operators deferred it, whichever operator is open
+    around it.
     """
 
     name: str
@@ -136,7 +128,6 @@ class TracedWork:
     call: int = 0
     is_product: bool = False
     is_whole: bool = True
-    inner: int = 0
     is_late: bool = False
     message: TracedCollective | None = None
 
@@ -227,42 +218,6 @@ def busy_ns(work: Iterable[TracedWork]) -> int:
     return total_ns
 
 
-def split_gradients(
-    work: Sequence[TracedWork],
-    *,
-    tokens: int,
-    outputs: int,
-    num_forward: int = 0,
-    is_in_pieces: bool = False,
-) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
-    """Split a linear's backward work, in order, into input gradient and weight gradient.
-
-    A product that sums over ``tokens`` belongs to the weight gradient, one over ``outputs`` to the
-    input gradient.  If shapes do not tell, the input gradient comes first, as in Megatron, in
-    Transformer Engine and in PyTorch with a bias (not without one: MmBackward0).  Work after the
-    products belongs to the weight gradient: bias, casts, accumulation; but a normalization that is
-    part of the linear belongs to the input gradient, whenever it runs.  None if there are not two
-    products for each of the ``num_forward`` of the forward pass (0 if unknown): weights are frozen,
-    or their gradient is deferred.
-
-    With ``is_in_pieces`` the product of the input gradient may be in pieces, which are exchanged
-    in between; that of the weight gradient, the last one, never is (Transformer Engine d0067d0,
-    pytorch/module/linear.py: only ``bulk_overlap`` for it).
-    """
-    ends = _product_ends(work)
-    if is_in_pieces:
-        ends = _without_pieces(work, ends)
-    if not ends or len(ends) % 2 or (num_forward and len(ends) != 2 * num_forward):
-        return None
-    middle, last = ends[len(ends) // 2 - 1], ends[-1]
-    first = next(item for item in work if item.is_product)
-    begin, end = _normalized(work, last)
-    norm, tail = work[begin:end], (*work[last:begin], *work[end:])
-    if tokens != outputs and first.inner == tokens:
-        return (*work[middle:last], *norm), (*work[:middle], *tail)
-    return (*work[:middle], *norm), (*work[middle:last], *tail)
-
-
 def num_products(work: Sequence[TracedWork]) -> int:
     """Return the number of products."""
     return len(_product_ends(work))
@@ -284,38 +239,11 @@ def _product_ends(work: Sequence[TracedWork]) -> list[int]:
     return ends
 
 
-def _without_pieces(work: Sequence[TracedWork], ends: list[int]) -> list[int]:
-    """Return the ends of the last piece and of the whole product after it, empty if there is none.
-
-    Fewer than three ends are returned unchanged.
-    """
-    if len(ends) < 3:
-        return ends
-    *pieces, last = [item.duration_ns for item in work if item.is_product]
-    return ends[-2:] if last > _PIECES_RATIO * median(pieces) else []
-
-
 def products_of(work: Sequence[TracedWork]) -> list[Sequence[TracedWork]]:
     """Return each product with the work before it; work after the last one belongs to that one."""
     ends = _product_ends(work)
     ends = [*ends[:-1], len(work)] if ends else []
     return [work[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
-
-
-def is_exchanged(work: TracedWork) -> bool:
-    """True for a piece of a product that Transformer Engine's userbuffers send or receive.
-
-    >>> name = "userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int, int)"
-    >>> is_exchanged(TracedWork(name=name, start_ns=0, duration_ns=1, launched_ns=0))
-    True
-    """
-    return "userbuffers_" in work.name
-
-
-def _normalized(work: Sequence[TracedWork], begin: int) -> tuple[int, int]:
-    """Return the half-open range of normalization work at or after ``begin``; empty if none."""
-    places = [n for n in range(begin, len(work)) if _NORM.search(work[n].name)]
-    return (places[0], places[-1] + 1) if places else (begin, begin)
 
 
 def device_work(
@@ -341,7 +269,6 @@ def device_work(
                 call=call.number if call else 0,
                 is_product=event.category == KERNEL and _is_product(event.name, call),
                 is_whole=call is None or call.name.startswith(_ATEN),
-                inner=_inner(call),
                 is_late=call is not None and call.name.startswith(_LATE_NODE),
                 message=_message(event, call),
             )
@@ -364,14 +291,6 @@ def _is_product(name: str, call: TraceEvent | None) -> bool:
     if call is not None and call.name in _PRODUCT_OPS:
         return True
     return bool(_PRODUCT_KERNEL.search(name)) and not _ATTENTION_KERNEL.search(name)
-
-
-def _inner(call: TraceEvent | None) -> int:
-    """Return the size that ``aten::mm(a, b)`` sums over, the last of a; 0 if unknown."""
-    if call is None or call.name != "aten::mm":
-        return 0
-    dims = call.details.get(SHAPES)
-    return int(dims[0][-1]) if dims and dims[0] else 0
 
 
 def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | None:
@@ -402,7 +321,6 @@ def _host_work(events: Sequence[TraceEvent], paced: Paced) -> list[TracedWork]:
                 launched_ns=event.start_ns,
                 call=event.number,
                 is_product=event.name in _PRODUCT_OPS,
-                inner=_inner(event),
             )
         )
     return traced_work

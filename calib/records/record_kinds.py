@@ -129,8 +129,7 @@ class OperatorRecord(_OfOperator):
 class TraceRecord(_OfOperator):
     """Work of one operator in a traced step: time of its kernels, without the gaps between them.
 
-    On a CPU its calls into the framework take their place.  The backward phase of a linear is two
-    records, of input and weight gradient, if the trace tells them apart.
+    On a CPU its calls into the framework take their place.
     """
 
     duration_ns: int

@@ -19,8 +19,6 @@ class StepKind(Enum):
     """Computed from a published rate (tokens or FLOP per second)."""
     SYNTHETIC = "synthetic"
     """Output of a simulator: a test of composition, never of accuracy."""
-    IMPLIED = "implied"
-    """Computed from a published prediction and its published error."""
 
 
 class Trait(Enum):
@@ -28,8 +26,6 @@ class Trait(Enum):
 
     PARALLEL_RESIDUAL = "parallel_residual"
     """Attention and MLP share one all-reduce in the forward phase (GPT-NeoX)."""
-    SOCKET_NETWORK = "socket_network"
-    """Nodes are joined by sockets, not by RDMA."""
     LATE_GATHERS = "late_gathers"
     """FSDP gathers a layer's weights after the previous layer's backward pass (BACKWARD_POST)."""
     COMPILED = "compiled"

@@ -10,7 +10,6 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .columns import FRAMES, normalise, parse_shape, shape_text
     from .neighbours import smooth_over_neighbours
-    from .operator_rows import weight_fracs
     from .rank_compute import RankCompute, newest_rank_compute
     from .recent import RecentWindows
     from .reduce import (

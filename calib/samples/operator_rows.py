@@ -96,7 +96,6 @@ _MOST_HOST_FRAC = 0.5
 """Share of waiting for the host above which a shape is no control of the device's time."""
 _STEP = ["window", "stage", "rank", "step"]
 _PASS = [*_STEP, "microbatch"]
-_GRADIENTS = (Phase.INPUT_GRADIENT.value, Phase.WEIGHT_GRADIENT.value)
 _FINISH = (
     "all-grads-sync",
     "embedding-grads-all-reduce",
@@ -190,19 +189,6 @@ def traced_rows(traces: pd.DataFrame) -> pd.DataFrame:
         count=("time_s", "size"),
         num_kernels=("num_kernels", "max"),
     ).reset_index()
-
-
-def weight_fracs(traced: pd.DataFrame) -> Mapping[OperatorKind, float]:
-    """Return the share of the weight gradient in the backward time of each kind of linear, 0 to 1.
-
-    Zero-bubble schedules postpone that part. Kinds whose two parts the trace does not separate are
-    left out.
-    """
-    split = traced[traced["phase"].isin(_GRADIENTS)]
-    times = (split["time_s"] * split["count"]).groupby([split["kind"], split["phase"]]).sum()
-    sums = times.unstack("phase").reindex(columns=list(_GRADIENTS)).dropna()
-    shares = sums[_GRADIENTS[1]] / sums.sum(axis=1)
-    return {OperatorKind(str(kind)): float(share) for kind, share in shares.items()}
 
 
 def host_microbatch_rows(operators: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:

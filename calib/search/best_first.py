@@ -36,7 +36,7 @@ from ..memory import (
 )
 from ..steps import CONTENTION, FittedSteps, degrees_of_columns
 from ..timeline import compile_blocks, least_makespans
-from ..workload import SCHEDULES, Recompute, RunConfig
+from ..workload import Recompute, RunConfig
 from .cells import Cells, Ints, cells_of, groups, num_variants
 from .results import NUM_LACKING, Effort, Lacking, MemoryBudget, Proof, Ranked, SearchResult, Tally
 from .space import block_kinds, num_nodes, recomputes, states
@@ -113,13 +113,7 @@ class TimeBounds:
         par = sample.parallelism
         number = self._cells.num_microbatches[members]
         forward, backward = self._chunks(sample, members, experts_s)
-        least = least_makespans(
-            forward,
-            backward,
-            number,
-            num_stages=par.pp,
-            drains=not SCHEDULES[par.schedule].splits_backward,
-        )
+        least = least_makespans(forward, backward, number, num_stages=par.pp)
         idle = (par.pp - 1) / (par.vp * number)
         growth = self._passes.growth(idle / (1.0 + idle))
         return (least + self._passes.host_s[2]) * np.exp(growth)
@@ -169,7 +163,7 @@ class _Passes:
 
 
 def _priced(pairs: Sequence[tuple[Block, RunConfig]], steps: FittedSteps) -> _Passes:
-    compiled = compile_blocks(pairs, steps.base.conditions.weight_fracs)
+    compiled = compile_blocks(pairs)
     times_s, priced, theta = steps.priced(compiled)
     pass_times = compiled.sums.times(
         times_s,

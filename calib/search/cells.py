@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import LayoutConstraint
-from ..workload import Batch, Engine, Parallelism, RunConfig, at_least_one
+from ..workload import Batch, Parallelism, RunConfig, at_least_one
 from .space import (
     MOST_CONTEXT,
     MOST_VIRTUAL,
@@ -229,16 +229,8 @@ class _Builder:
 
     def _is_dp_allowed(self, pp: int, dp: int) -> bool:
         layers, samples = self._config.model.num_layers, self._config.batch.global_batch_size
-        par = self._config.parallelism
-        is_deep = par.engine is Engine.DEEPSPEED and par.shards_grads
-        return (
-            self._passes(f"pp above {layers} layers", is_met=pp <= layers)
-            and self._passes(
-                "DeepSpeed's pipelines shard the optimizer alone", is_met=pp == 1 or not is_deep
-            )
-            and self._passes(
-                f"dp does not divide the global batch of {samples}", is_met=samples % dp == 0
-            )
+        return self._passes(f"pp above {layers} layers", is_met=pp <= layers) and self._passes(
+            f"dp does not divide the global batch of {samples}", is_met=samples % dp == 0
         )
 
     def _is_split(self, tp: int, cp: int) -> list[bool]:

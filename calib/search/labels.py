@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ..workload import Engine, Parallelism, Recompute, RunConfig, Schedule, Sharding, takes_options
+from ..workload import Engine, Parallelism, Recompute, RunConfig, Sharding, takes_options
 
 NO_OVERLAP, GRAD_OVERLAP = "noOverlap", "gradOverlap"
 """Data-parallel transfers do not overlap with passes; only gradients do."""
@@ -40,8 +40,6 @@ def layout_label(config: RunConfig) -> str:
         words.append(NO_P2P)
     if par.chunk_layers:
         words.append(layers_text(par.chunk_layers))
-    if par.schedule is not Schedule.ONE_F_ONE_B:
-        words.append(par.schedule.value)
     words.append(f"mbs{config.batch.micro_batch_size}")
     if config.recompute is not Recompute.NONE:
         layers = f":{config.recompute_num_layers}" if config.recompute_num_layers else ""

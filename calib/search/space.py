@@ -20,7 +20,6 @@ from ..workload import (
     Precision,
     Recompute,
     RunConfig,
-    Schedule,
     Sharding,
     group_call,
     takes_options,
@@ -82,8 +81,6 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     FSDP in copies.
     """
     par = config.parallelism
-    if par.engine is Engine.DEEPSPEED:
-        return ({},)
     plain = {"sharding": Sharding.OPTIMIZER, "num_optimizer_instances": 1}
     deep = {"is_optimizer_distributed": True, "num_optimizer_instances": 1}
     overlaps = {"overlaps_grad_reduce": True, "overlaps_param_gather": True}
@@ -240,7 +237,6 @@ def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object])
     parallelism = replace(
         par,
         microbatch_group_size=0,
-        schedule=par.schedule if fields["vp"] == 1 else Schedule.ONE_F_ONE_B,
         overlaps_tp=par.overlaps_tp and fields["is_sequence_parallel"],
         **fields,
     )

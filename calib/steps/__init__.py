@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from .launches import launch_times
     from .live import live_times
     from .model import MISFIT, FittedSteps, fit_steps
-    from .operator_tables import groups_of, timed_rows
     from .scales import CONTENTION
     from .slices import Place, Slice
-    from .step_tables import TableSteps, design, expected_sigma_log, machine_times, table_steps
+    from .step_tables import machine_times, table_steps
 
 __getattr__ = lazy_getattr(__name__)

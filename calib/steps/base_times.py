@@ -89,8 +89,6 @@ class Conditions:
     """The recipe under which products were timed."""
     has_norms_inside: bool = False
     """Products were timed together with the norms that run inside them."""
-    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
-    """Share of the weight gradient in linears' backward phases, from a traced step."""
     log_centers: Mapping[str, float] = field(default_factory=dict)
     """Log centres of the step model's constants, by name, for which these times are better than the
     priors."""
@@ -286,7 +284,6 @@ def table_times(
     device: str,
     is_attention_fused: bool,
     network: NetworkPrior | None = None,
-    is_flagged_used: bool = False,
     without: tuple[str, ...] = (),
 ) -> FittedTimes:
     """Build times of a device from canonical tables of operators and collectives.
@@ -302,9 +299,7 @@ def table_times(
         **(_TRANSFER_SIGMAS if collectives else {}),
     }
     known = _alone(tables, is_attention_fused, without)
-    transfers = transfer_tables(
-        collectives, device=device, network=network, is_flagged_used=is_flagged_used
-    )
+    transfers = transfer_tables(collectives, device=device, network=network)
     return FittedTimes(
         operators=tables,
         transfers=transfers,

@@ -267,7 +267,7 @@ def layouts_of(
 ) -> Layouts:
     """Build the layouts over base times, with the effects that they have."""
     known = base.conditions
-    compiled = compile_layouts(configs, known.weight_fracs, passes_only=passes_only)
+    compiled = compile_layouts(configs, passes_only=passes_only)
     of_all = [effects_of(config) for config in configs]
     effects = tuple(dict.fromkeys(effect for layout_effects in of_all for effect in layout_effects))
     priced = priced_items(compiled, base)

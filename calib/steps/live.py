@@ -74,7 +74,6 @@ def live_times(
             is_in_situ=True,
             fp8=config.fp8,
             has_norms_inside=config.has_norms_inside and _has_live_products(calibration),
-            weight_fracs=calibration.weight_fracs,
             log_centers={**IN_SITU, **centers},
             log_sigmas=sigmas,
             network=calibration.transfers.fitted_prior,

@@ -200,25 +200,19 @@ def _named(place: str, device: str) -> NetworkPrior:
 
 
 def transfer_tables(
-    frames: Sequence[pd.DataFrame],
-    *,
-    device: str,
-    network: NetworkPrior | None = None,
-    is_flagged_used: bool = False,
+    frames: Sequence[pd.DataFrame], *, device: str, network: NetworkPrior | None = None
 ) -> CollectiveModel:
     """Fit curves through all canonical tables of one device; without rows, use its ``network``.
 
     Of a table of several fabrics (clusters, or versions of the library), the one with most rows is
-    used. Flagged rows are left out unless requested.
+    used. Flagged rows are left out.
     """
     prior = network or device_prior(device).network
     wanted = device_prior(device).name
     samples: dict[Group, Samples] = {}
     for frame in frames:
         is_here = [device_prior(str(name)).name == wanted for name in frame["device"]]
-        rows = frame[np.array(is_here, dtype=bool)]
-        if not is_flagged_used:
-            rows = rows[rows["flag"] == ""]
+        rows = frame[np.array(is_here, dtype=bool) & (frame["flag"] == "").to_numpy()]
         if len(rows):
             rows = rows[rows["fabric"] == rows["fabric"].value_counts().idxmax()]
             samples.update(_samples(rows))

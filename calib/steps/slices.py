@@ -160,18 +160,7 @@ class _Layout:
         for chunk in range(pipeline.num_chunks):
             stage = chunk % pipeline.num_stages
             yield (TaskKind.FORWARD, stage, chunk), self._forward(chunk)
-            if not pipeline.splits_backward:
-                yield (TaskKind.BACKWARD, stage, chunk), self._backward(chunk, {})
-                continue
-            block_counts = self._block_counts(chunk)
-            later = {row: _counted(self.compiled.sums.weight, row) for row, _ in block_counts}
-            yield (TaskKind.INPUT_GRADIENT, stage, chunk), self._backward(chunk, later)
-            weights = [
-                self._timed(column, count * item_count).slice(Part.BACKWARD)
-                for row, count in reversed(block_counts)
-                for column, item_count in later[row].items()
-            ]
-            yield (TaskKind.WEIGHT_GRADIENT, stage, chunk), weights
+            yield (TaskKind.BACKWARD, stage, chunk), self._backward(chunk)
 
     def sent(self, rows: SparseRows, row: int, *, is_open: bool) -> list[Timed]:
         """Return the items of a row, each with its number of calls."""
@@ -201,33 +190,24 @@ class _Layout:
             out += self._copies(Placement.FORWARD, row, count)
         return [*out, *self._shards(Placement.FORWARD, block_counts)]
 
-    def _backward(self, chunk: int, later: dict[int, dict[int, float]]) -> list[Slice]:
-        """Return a backward pass, without the share of weight gradients that runs ``later``."""
+    def _backward(self, chunk: int) -> list[Slice]:
         out, block_counts = [self.host(1)], self._block_counts(chunk)
         for row, count in reversed(block_counts):
             out += self._operators("recompute", Part.RECOMPUTE, row, count)
             out += self._transfers(Placement.RECOMPUTE, row, count)
-            out += self._operators("backward", Part.BACKWARD, row, count, later.get(row))
+            out += self._operators("backward", Part.BACKWARD, row, count)
             out += self._transfers(Placement.BACKWARD, row, count)
             out += self._copies(Placement.BACKWARD, row, count)
         return [*out, *self._shards(Placement.BACKWARD, block_counts)]
 
-    def _operators(
-        self,
-        name: str,
-        part: Part,
-        row: int,
-        count: float,
-        later: dict[int, float] | None = None,
-    ) -> Iterator[Slice]:
+    def _operators(self, name: str, part: Part, row: int, count: float) -> Iterator[Slice]:
         """Yield one phase's operators as this layout's layers run them, then their wait."""
         blocks = self.group_times.blocks
         work = self._work(row)
         entries = _counted(getattr(self.compiled.sums, name), row).items()
         for column, item_count in entries if part is not Part.BACKWARD else reversed(entries):
             timed = self._timed(column, count * item_count)
-            taken = self._calls_time_s(column, count * (later or {}).get(column, 0.0))
-            yield timed.slice(part, work * timed.time_s - taken)._replace(hidden_s=0.0)
+            yield timed.slice(part, work * timed.time_s)._replace(hidden_s=0.0)
         phase_s = float(getattr(blocks, f"{name}_s")[row, 0])
         yield waiting(part, count * (phase_s - work * float(self._plain_s[name][row, 0])), name)
 
@@ -292,11 +272,8 @@ class _Layout:
             item=self.compiled.items[column],
             source=self._sources[column],
             calls=count,
-            time_s=self._calls_time_s(column, count),
+            time_s=count * float(self._items_s[column]),
         )
-
-    def _calls_time_s(self, column: int, count: float) -> float:
-        return count * float(self._items_s[column])
 
 
 def _counted(rows: SparseRows, row: int) -> dict[int, float]:

@@ -3,16 +3,16 @@ transfers."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..layers import Block
+from ..layers import Block, BlockKind
 from ..workload import CollectiveUse, OperatorCount, OperatorKind, OtherPass, Phase, Placement
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
 from .overlap import ShardSums, ShardTimes, ShardWriter, exposed_part, is_shard
 
 _WEIGHT_FRAC = 0.5
-"""Share of weight gradients in a backward phase without a trace: two products of one size."""
+"""Share of the weight's gradient in a linear's backward phase: two products of one size."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 
 
@@ -22,9 +22,9 @@ class BlockTimes:
 
     forward_s: Floats
     backward_s: Floats
-    weight_s: Floats
-    """Part of ``backward_s`` that only computes weight gradients: a second product of each
-    linear."""
+    deferrable_s: Floats
+    """Part of the head's ``backward_s`` that computes the output table's gradient; 0 for other
+    blocks."""
     recompute_s: Floats
     transfer_s: dict[tuple[Placement, Part], Floats]
     """Exposed transfers by pass and part."""
@@ -107,7 +107,7 @@ class BlockSums:
 
     forward: SparseRows
     backward: SparseRows
-    weight: SparseRows
+    deferrable: SparseRows
     recompute: SparseRows
     uses: SparseRows
     windows: SparseRows
@@ -134,7 +134,7 @@ class BlockSums:
         return BlockTimes(
             forward_s=self.forward @ times_s,
             backward_s=self.backward @ times_s,
-            weight_s=self.weight @ times_s,
+            deferrable_s=self.deferrable @ times_s,
             recompute_s=self.recompute @ times_s,
             transfer_s={key: home @ exposed for key, home in self.homes.items()},
             shards_s=self.shards.times(times_s, contention=contention, is_host_only=is_host_only)
@@ -149,17 +149,13 @@ class BlockSums:
 def block_sums(
     blocks: Sequence[Block],
     index: ItemIndex,
-    weight_fracs: Mapping[OperatorKind, float] | None = None,
     copies: Sequence[Sequence[OperatorCount]] = (),
 ) -> BlockSums:
     """Build the matrices of some blocks; their items are entered into the index.
 
     ``copies`` are the concurrent copies of activations of each block.
-
-    ``weight_fracs`` is the measured share of the weight's gradient in a backward phase by kind; a
-    linear that it does not include has half, as its two products have the same FLOP.
     """
-    sums = _Writer(index, weight_fracs or {}).write(blocks)
+    sums = _Writer(index).write(blocks)
     if not any(copies):
         return sums
     rows = {Placement.FORWARD: Sums(), Placement.BACKWARD: Sums()}
@@ -171,15 +167,10 @@ def block_sums(
 
 
 class _Writer:
-    def __init__(self, index: ItemIndex, weight_fracs: Mapping[OperatorKind, float]) -> None:
+    def __init__(self, index: ItemIndex) -> None:
         self._index = index
-        self._weight_fracs = weight_fracs
-        self._phases = {
-            Phase.FORWARD: Sums(),
-            Phase.BACKWARD: Sums(),
-            Phase.RECOMPUTE: Sums(),
-            Phase.WEIGHT_GRADIENT: Sums(),
-        }
+        self._phases = {Phase.FORWARD: Sums(), Phase.BACKWARD: Sums(), Phase.RECOMPUTE: Sums()}
+        self._deferrable = Sums()
         self._uses, self._windows = Sums(), Sums()
         self._homes = {(place, part): Sums() for place in _PASSES for part in PASS_PARTS}
         self._shards = ShardWriter(index)
@@ -199,7 +190,7 @@ class _Writer:
         return BlockSums(
             forward=sums(Phase.FORWARD),
             backward=sums(Phase.BACKWARD),
-            weight=sums(Phase.WEIGHT_GRADIENT),
+            deferrable=self._deferrable.matrix(num_rows=rows),
             recompute=sums(Phase.RECOMPUTE),
             uses=self._uses.matrix(),
             windows=self._windows.matrix(num_rows=num_uses),
@@ -216,11 +207,10 @@ class _Writer:
         ):
             columns = [place(operator) for operator, _ in operators]
             self._phases[phase].extend(row, columns, [float(count) for _, count in operators])
-            if phase is Phase.BACKWARD:
+            if phase is Phase.BACKWARD and block.kind is BlockKind.HEAD:
                 for column, (operator, count) in zip(columns, operators, strict=True):
                     if has_weights(operator.kind):
-                        share = self._weight_fracs.get(operator.kind, _WEIGHT_FRAC)
-                        self._phases[Phase.WEIGHT_GRADIENT].add(row, column, count * share)
+                        self._deferrable.add(row, column, count * _WEIGHT_FRAC)
 
     def _transfers(self, row: int, block: Block, uses: Sequence[CollectiveUse]) -> None:
         entry = self._uses.row()
@@ -242,18 +232,15 @@ class _Writer:
         for operator, count in block.operators:
             if operator.kind is first.overlaps_with and operator.phase is phase:
                 is_half = phase is Phase.BACKWARD and has_weights(operator.kind)
-                self._windows.add(
-                    entry, self._index.place(operator), count * (0.5 if is_half else 1)
-                )
+                share = _WEIGHT_FRAC if is_half else 1.0
+                self._windows.add(entry, self._index.place(operator), count * share)
 
     def _other_pass(self, entry: int, block: Block, other_pass: OtherPass) -> None:
         """Add half of both passes as a window: two micro-batches overlap in a layer, and their
         transfers share it."""
         for operator, count in (*block.forward, *block.backward):
             is_cut = other_pass is OtherPass.INPUTS and operator.phase is Phase.BACKWARD
-            share = 1.0
-            if is_cut and has_weights(operator.kind):
-                share -= self._weight_fracs.get(operator.kind, _WEIGHT_FRAC)
+            share = 1.0 - _WEIGHT_FRAC if is_cut and has_weights(operator.kind) else 1.0
             self._windows.add(entry, self._index.place(operator), 0.5 * count * share)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -27,7 +27,6 @@ from ..workload import (
     Fp8Recipe,
     GroupRole,
     ModelShape,
-    OperatorKind,
     Phase,
     Placement,
     Recompute,
@@ -116,31 +115,22 @@ class Compiled:
         return list(zip(self.blocks, self.block_configs, strict=True))
 
 
-def compile_layouts(
-    configs: Sequence[RunConfig],
-    weight_fracs: Mapping[OperatorKind, float] | None = None,
-    *,
-    passes_only: bool = False,
-) -> Compiled:
+def compile_layouts(configs: Sequence[RunConfig], *, passes_only: bool = False) -> Compiled:
     """Compile layouts to arrays. Raises ``ConfigError`` if CPU and accelerators are mixed.
 
-    ``weight_fracs`` splits backward phases, see ``block_sums``; ``passes_only`` leaves out the work
-    of a stage that occurs once in a step.
+    ``passes_only`` leaves out the work of a stage that occurs once in a step.
     """
-    return _Compiler(configs, weight_fracs or {}).compile(passes_only=passes_only)
+    return _Compiler(configs).compile(passes_only=passes_only)
 
 
-def compile_blocks(
-    pairs: Sequence[tuple[Block, RunConfig]],
-    weight_fracs: Mapping[OperatorKind, float] | None = None,
-) -> Compiled:
+def compile_blocks(pairs: Sequence[tuple[Block, RunConfig]]) -> Compiled:
     """Compile blocks, or parts of some, each with a layout that it belongs to, without stages and
     pipelines.
 
     Raises ``ConfigError`` if CPU and accelerators are mixed.
     """
     configs = [config for _, config in pairs]
-    return _Compiler(configs, weight_fracs or {}).of_blocks(pairs)
+    return _Compiler(configs).of_blocks(pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +145,11 @@ _GroupKey = tuple[Pipeline, _Composition, bool, bool, bool, int]
 
 
 class _Compiler:
-    def __init__(
-        self, configs: Sequence[RunConfig], weight_fracs: Mapping[OperatorKind, float]
-    ) -> None:
+    def __init__(self, configs: Sequence[RunConfig]) -> None:
         are_host_only = {config.device == "cpu" for config in configs}
         if len(are_host_only) > 1:
             raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
         self._configs = configs
-        self._weight_fracs = weight_fracs
         self._is_host_only = True in are_host_only
         self._index = ItemIndex()
         self._models: dict[ModelShape, int] = {}
@@ -198,7 +185,7 @@ class _Compiler:
     def _compiled(self, hosts: tuple[int, int, int], groups: Sequence[LayoutGroup]) -> Compiled:
         made = [block for block, _ in self._made]
         copies = [block_copies(config, block.kind) for block, config in self._made]
-        sums = block_sums(made, self._index, self._weight_fracs, copies)
+        sums = block_sums(made, self._index, copies)
         return Compiled(
             configs=tuple(self._configs),
             items=self._index.items,
@@ -388,7 +375,6 @@ def pipeline_of(config: RunConfig) -> Pipeline:
         num_microbatches=config.num_microbatches,
         num_virtual_stages=par.vp,
         microbatch_group_size=par.microbatch_group_size,
-        schedule=par.schedule,
         overlaps_p2p=par.overlaps_p2p,
         overlaps_p2p_ends=par.overlaps_p2p_ends,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..layers import BlockKind
 from ..workload import Placement
 from .block_times import BlockTimes
 from .compiled import Compiled, IssuedTransfers, LayoutGroup
@@ -269,7 +268,6 @@ class _Evaluation:
             times_s, contention=contention, is_host_only=compiled.is_host_only
         )
         self._blocks = adjust(blocks) if adjust else blocks
-        self._are_heads = np.array([block.kind is BlockKind.HEAD for block in compiled.blocks])
         self._forward_s = self._blocks.forward_pass_s
         self._backward_s = self._blocks.backward_pass_s
         self._is_host_only = compiled.is_host_only
@@ -309,7 +307,7 @@ class _Evaluation:
             gather_s = np.maximum(gather_s - overlapping_s, 0.0)
         return _Passes(
             group=group,
-            costs=self._costs(group, forward, backward, chunks(self._blocks.weight_s), gather_s),
+            costs=self._costs(group, forward, backward, gather_s),
             reduce_s=self._reduces.exposed(group.stages, reduce_window, turns, self._contention),
             gather_s=gather_s,
             shards_s=by_stage(chunks(self._blocks.shard_exposed_s) + first + last)
@@ -323,9 +321,7 @@ class _Evaluation:
 
     def _deferred(self, group: LayoutGroup) -> Floats:
         """Return the seconds of output-table weight gradients that a pass defers."""
-        weight_s = self._blocks.weight_s[group.blocks]
-        is_head = self._are_heads[group.blocks][:, :, np.newaxis]
-        return group.deferred_frac * (is_head * weight_s).sum(axis=1)
+        return group.deferred_frac * self._blocks.deferrable_s[group.blocks].sum(axis=1)
 
     def _edge(self, group: LayoutGroup, placement: Placement) -> Floats | float:
         """Return the exposed time of a chunk's first gather or last reduction, shape as
@@ -337,12 +333,7 @@ class _Evaluation:
         return (has_block * edge_s[group.blocks]).max(axis=2)
 
     def _costs(
-        self,
-        group: LayoutGroup,
-        forward: Floats,
-        backward: Floats,
-        weight: Floats,
-        gather_s: Floats,
+        self, group: LayoutGroup, forward: Floats, backward: Floats, gather_s: Floats
     ) -> PipelineCosts:
         def flat(values: Floats) -> Floats:
             return values.reshape(values.shape[0], values.shape[1] * values.shape[2])
@@ -352,7 +343,6 @@ class _Evaluation:
         return pipeline_costs(
             flat(forward),
             flat(backward),
-            weight_gradient_s=flat(weight),
             activation_s=hops,
             gradient_s=hops,
             # If the cores copy, two directions at once take the time of both.

@@ -21,7 +21,6 @@ class Duration(QuickEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    WEIGHT_GRADIENT = "weight gradient"
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     BOTH = "both"
@@ -31,12 +30,7 @@ CostPlace = tuple[Duration, int]
 """Cost of an event, and the chunk or boundary that it belongs to."""
 
 
-_PASS_COSTS = {
-    TaskKind.FORWARD: Duration.FORWARD,
-    TaskKind.BACKWARD: Duration.BACKWARD,
-    TaskKind.INPUT_GRADIENT: Duration.BACKWARD,
-    TaskKind.WEIGHT_GRADIENT: Duration.WEIGHT_GRADIENT,
-}
+_PASS_COSTS = {TaskKind.FORWARD: Duration.FORWARD, TaskKind.BACKWARD: Duration.BACKWARD}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +253,6 @@ class PipelineCosts:
 
     forward_s: Floats
     backward_s: Floats
-    """Whole backward passes, weight gradients included."""
-    weight_gradient_s: Floats
-    """The part of ``backward_s`` that may be deferred; only used by zero-bubble schedules."""
     activation_s: Floats
     gradient_s: Floats
     both_s: Floats
@@ -289,7 +280,6 @@ def pipeline_costs(
     forward_s: ArrayLike,
     backward_s: ArrayLike,
     *,
-    weight_gradient_s: ArrayLike = 0.0,
     activation_s: ArrayLike = 0.0,
     gradient_s: ArrayLike = 0.0,
     both_s: ArrayLike | None = None,
@@ -309,7 +299,6 @@ def pipeline_costs(
     return PipelineCosts(
         forward_s=forward,
         backward_s=_shaped(backward_s, shape),
-        weight_gradient_s=_shaped(weight_gradient_s, shape),
         activation_s=activation,
         gradient_s=gradient,
         both_s=both,
@@ -325,13 +314,11 @@ def concat_costs(many: Sequence[PipelineCosts]) -> PipelineCosts:
     )
 
 
-def cost_tables(costs: PipelineCosts, *, splits_backward: bool) -> dict[Duration, Floats]:
+def cost_tables(costs: PipelineCosts) -> dict[Duration, Floats]:
     """Return the rows of each cost that an event may have."""
-    backward = costs.backward_s
     return {
         Duration.FORWARD: costs.forward_s,
-        Duration.BACKWARD: backward - costs.weight_gradient_s if splits_backward else backward,
-        Duration.WEIGHT_GRADIENT: costs.weight_gradient_s,
+        Duration.BACKWARD: costs.backward_s,
         Duration.ACTIVATION: costs.activation_s,
         Duration.GRADIENT: costs.gradient_s,
         Duration.BOTH: costs.both_s,
@@ -344,15 +331,13 @@ def least_makespans(
     num_microbatches: int | NDArray[np.int64],
     *,
     num_stages: int,
-    drains: bool = True,
     message_s: Floats | float = 0.0,
 ) -> Floats:
     """Return a lower bound in seconds on any schedule, shape (alternatives,), in closed form.
 
     A stage begins when a micro-batch has passed those before it, runs all its passes in sequence,
     and the last gradient passes the earlier stages once more. Passes have shape (chunks,
-    alternatives), messages of one direction (chunks - 1, alternatives); a schedule that splits the
-    backward phase need not drain.
+    alternatives), messages of one direction (chunks - 1, alternatives).
 
     >>> ones = np.ones((4, 1))
     >>> least_makespans(ones, 2 * ones, 8, num_stages=4).tolist()
@@ -360,9 +345,9 @@ def least_makespans(
     """
     chunks = np.stack([forward_s, backward_s]).reshape(2, -1, num_stages, forward_s.shape[-1])
     busy = num_microbatches * chunks.sum(axis=(0, 1))
-    way = chunks[0, 0, :-1] + drains * chunks[1, 0, :-1]
+    way = chunks[0, 0, :-1] + chunks[1, 0, :-1]
     hops = np.broadcast_to(message_s, (len(forward_s) - 1, forward_s.shape[-1]))
-    before = np.cumsum(way + (1 + drains) * hops[: num_stages - 1], axis=0)
+    before = np.cumsum(way + 2 * hops[: num_stages - 1], axis=0)
     busy[1:] += before
     return busy.max(axis=0)
 

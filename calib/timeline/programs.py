@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..workload import SCHEDULES, Schedule
 
 
 class TaskKind(Enum):
@@ -16,9 +14,6 @@ class TaskKind(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-    INPUT_GRADIENT = "input gradient"
-    """The part of a backward pass that the previous stage waits for (zero-bubble schedules)."""
-    WEIGHT_GRADIENT = "weight gradient"
     EXCHANGE = "exchange"
     """A blocking exchange: both ends are blocked until it ends."""
     TRANSFER = "transfer"
@@ -68,7 +63,8 @@ Item = Pass | Post | Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """Size and schedule of a pipeline, which determine its order of events."""
+    """Size of a pipeline, which determines its order of events: 1F1B, interleaved with more than
+    one virtual stage."""
 
     num_stages: int
     num_microbatches: int
@@ -76,8 +72,6 @@ class Pipeline:
     microbatch_group_size: int = 0
     """Micro-batches that a stage runs through one chunk before the next; 0 stands for the number of
     stages."""
-    schedule: Schedule = Schedule.ONE_F_ONE_B
-    """With more than one virtual stage 1F1B is interleaved."""
     overlaps_p2p: bool = True
     """Messages of the steady phase overlap the passes; only used for interleaved chunks."""
     overlaps_p2p_ends: bool = False
@@ -101,11 +95,6 @@ class Pipeline:
         """Micro-batches that a stage runs through one chunk before the next."""
         return self.microbatch_group_size or self.num_stages
 
-    @property
-    def splits_backward(self) -> bool:
-        """True if input and weight gradients are passes of their own."""
-        return SCHEDULES[self.schedule].splits_backward
-
 
 def sender(message: Message, num_stages: int) -> int:
     """Return the sending stage: of an activation the one before the boundary, of a gradient the one
@@ -126,19 +115,9 @@ def receiver(message: Message, num_stages: int) -> int:
     return (message.boundary + 1 - message.is_gradient) % num_stages
 
 
-def passes(program: Iterable[Item]) -> list[Pass]:
-    """Return the computations of a program in order."""
-    return [item for item in program if isinstance(item, Pass)]
-
-
 def _check_interleaved(pipeline: Pipeline) -> None:
     """Check the limits of Megatron's own schedule."""
     stages, m, group = pipeline.num_stages, pipeline.num_microbatches, pipeline.group_size
-    if not SCHEDULES[pipeline.schedule].interleaves:
-        raise ConfigError(
-            f"schedule {pipeline.schedule.value} with vp {pipeline.num_virtual_stages}: "
-            "it has one chunk per stage; set vp 1"
-        )
     if stages < (2 if pipeline.overlaps_p2p else 3):
         raise ConfigError(
             f"vp {pipeline.num_virtual_stages} on {stages} stages: interleaving needs 2, and 3 "

@@ -1,11 +1,4 @@
-"""The order in which each stage computes and exchanges messages, by schedule.
-
-Zero-bubble schedules H1 and H2: weight gradients are postponed to the bubbles of a stage.
-
-Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism" (2023, arXiv:2401.10241), section 2. With
-passes of equal length H2 has no bubble between the first and the last pass of a stage, provided
-that optimizers do not wait for each other. The order does not depend on times: if a weight gradient
-takes longer than the other passes, an order optimised for the actual times is better.
+"""The order in which each stage computes and exchanges messages: 1F1B, plain and interleaved.
 
 Interleaved 1F1B as ``megatron.core`` 0.16.1 runs it: several chunks per stage.
 
@@ -17,11 +10,9 @@ with the chunks reversed).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ..workload import Schedule
-from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, passes
+from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait
 
 
 class ScheduleEntry(NamedTuple):
@@ -229,77 +220,6 @@ class _InterleavedWriter:
             self._items.append(Wait(tuple(messages)))
 
 
-def zero_bubble_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
-    """Return the program of ``stage`` under H1 or H2.
-
-    Counting from 0 of p stages, stage i runs p - i forward passes before its first backward one and
-    weight gradients i micro-batches late under H1; 2 (p - i) - 1 and 2 i under H2. A message is
-    sent as soon as it is available, and the receiver is always ready for it.
-    """
-    return _Writer(pipeline, stage).build()
-
-
-class _Writer:
-    def __init__(self, pipeline: Pipeline, stage: int) -> None:
-        self._stage = stage
-        self._last_stage = pipeline.num_stages - 1
-        self._num_microbatches = m = pipeline.num_microbatches
-        remaining = self._last_stage - stage
-        is_h2 = pipeline.schedule is Schedule.ZERO_BUBBLE_H2
-        self._warmup = min(m, 2 * remaining if is_h2 else remaining)
-        self._delay = min(m, 2 * stage if is_h2 else stage)
-        self._items: list[Item] = []
-
-    def build(self) -> tuple[Item, ...]:
-        m = self._num_microbatches
-        self._post_receives()
-        for index in range(self._warmup):
-            self._forward(index)
-        for index in range(m):
-            if index + self._warmup < m:
-                self._forward(index + self._warmup)
-            self._input_gradient(index)
-            if index >= self._delay:
-                self._weight_gradient(index - self._delay)
-        for index in range(m - self._delay, m):
-            self._weight_gradient(index)
-        return tuple(self._items)
-
-    def _post_receives(self) -> None:
-        messages = [
-            message
-            for index in range(self._num_microbatches)
-            for message in (
-                self._message(self._stage - 1, index, False),
-                self._message(self._stage, index, True),
-            )
-            if message
-        ]
-        self._items.append(Post(tuple(messages), is_blocking=False))
-
-    def _forward(self, microbatch: int) -> None:
-        self._run(TaskKind.FORWARD, microbatch, self._stage - 1, self._stage)
-
-    def _input_gradient(self, microbatch: int) -> None:
-        self._run(TaskKind.INPUT_GRADIENT, microbatch, self._stage, self._stage - 1)
-
-    def _weight_gradient(self, microbatch: int) -> None:
-        self._items.append(Pass(TaskKind.WEIGHT_GRADIENT, self._stage, microbatch))
-
-    def _run(self, kind: TaskKind, microbatch: int, source: int, target: int) -> None:
-        is_gradient = kind is not TaskKind.FORWARD
-        if received := self._message(source, microbatch, is_gradient):
-            self._items.append(Wait((received,)))
-        self._items.append(Pass(kind, self._stage, microbatch))
-        if sent := self._message(target, microbatch, is_gradient):
-            self._items.append(Post((sent,), is_blocking=False))
-
-    def _message(self, boundary: int, microbatch: int, is_gradient: bool) -> Message | None:
-        if not 0 <= boundary < self._last_stage:
-            return None
-        return Message(boundary, microbatch, is_gradient)
-
-
 def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
     """Return the forward passes before the first backward one, without interleaving.
 
@@ -311,24 +231,9 @@ def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
 
 def stage_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
     """Return the program of ``stage`` for a step, in order."""
-    return PROGRAMS[pipeline.schedule](pipeline, stage)
-
-
-def peak_in_flight(pipeline: Pipeline, stage: int) -> int:
-    """Return the most forward passes of ``stage`` whose activations are retained at once, one chunk
-    each.
-
-    A postponed weight gradient retains its input too.
-
-    >>> [peak_in_flight(Pipeline(num_stages=4, num_microbatches=8), stage) for stage in range(4)]
-    [4, 3, 2, 1]
-    """
-    last = TaskKind.WEIGHT_GRADIENT if pipeline.splits_backward else TaskKind.BACKWARD
-    in_flight = peak = 0
-    for task in passes(stage_program(pipeline, stage)):
-        in_flight += (task.kind is TaskKind.FORWARD) - (task.kind is last)
-        peak = max(peak, in_flight)
-    return peak
+    if pipeline.num_virtual_stages > 1:
+        return interleaved_program(pipeline, stage)
+    return _Blocking(pipeline, stage).one_forward_one_backward()
 
 
 class _Blocking:
@@ -384,17 +289,3 @@ class _Blocking:
             if microbatch >= 0
         )
         self._items += [Post(messages, is_blocking=True), Wait(messages)]
-
-
-def _one_f_one_b(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
-    if pipeline.num_virtual_stages > 1:
-        return interleaved_program(pipeline, stage)
-    return _Blocking(pipeline, stage).one_forward_one_backward()
-
-
-PROGRAMS: Mapping[Schedule, Callable[[Pipeline, int], tuple[Item, ...]]] = {
-    Schedule.ONE_F_ONE_B: _one_f_one_b,
-    Schedule.ZERO_BUBBLE_H1: zero_bubble_program,
-    Schedule.ZERO_BUBBLE_H2: zero_bubble_program,
-}
-"""Functions that write the program of a stage; docs/extending/schedule.md adds one."""

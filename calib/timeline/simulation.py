@@ -115,7 +115,7 @@ def spans(costs: PipelineCosts, pipeline: Pipeline | int) -> tuple[Span, ...]:
     """Return every task of the first alternative in order of start, with the recurrence of the bulk
     simulation."""
     pipeline = _checked(costs, pipeline)
-    tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
+    tables = cost_tables(costs)
     times_s = {cost: table[:, 0].tolist() for cost, table in tables.items()}
     ends: list[float] = costs.start_s[:, 0].tolist()
     out: list[Span] = []
@@ -139,7 +139,6 @@ def simulate_least(runs: Sequence[tuple[PipelineCosts, Pipeline]]) -> list[Simul
             costs.backward_s,
             pipeline.num_microbatches,
             num_stages=pipeline.num_stages,
-            drains=not pipeline.splits_backward,
             message_s=np.minimum(costs.activation_s, costs.gradient_s),
         )
         end_s = np.broadcast_to(least_s, costs.start_s.shape)
@@ -171,7 +170,7 @@ def _compute(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
 
 
 def _blocking_transfer_s(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
-    tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
+    tables = cost_tables(costs)
     out = np.zeros((pipeline.num_stages, costs.num_columns))
     for wait in event_graph(pipeline).blocking_waits:
         out[wait.stage] += wait.count * np.max(
@@ -195,7 +194,7 @@ class BulkProgram:
 def stage_ends(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
     """Return the end of each stage, shape (stages, alternatives), in seconds."""
     program = bulk_program(pipeline)
-    tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
+    tables = cost_tables(costs)
     width = max(LEAST_COLUMNS, BLOCK_NBYTES // (8 * program.num_rows))
     out = np.empty((costs.num_stages, costs.num_columns))
     for begin in range(0, costs.num_columns, width):

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         Phase,
         optimizer_operator,
     )
-    from .parallelism import SCHEDULES, ContextComm, Engine, Parallelism, Schedule, Sharding
+    from .parallelism import ContextComm, Engine, Parallelism, Sharding
     from .pipeline_layout import (
         PipelineLayout,
         PipelineSplit,

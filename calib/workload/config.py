@@ -29,7 +29,7 @@ from .model_shape import (
     at_most,
     not_negative,
 )
-from .parallelism import SCHEDULES, ContextComm, Engine, Parallelism, Schedule, Sharding
+from .parallelism import ContextComm, Engine, Parallelism, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,6 @@ __all__ = [
     "Precision",
     "Recompute",
     "RunConfig",
-    "Schedule",
     "Sharding",
 ]
 _BATCH_ALONE = ("transformers", "Lightning", "PyTorch", "torchtitan")
@@ -499,10 +498,6 @@ def check_layout(model: ModelShape, par: Parallelism, batch: Batch) -> None:
     at_most("num_microbatches", num_microbatches)
     if par.vp > 1:
         _check_groups(par, num_microbatches)
-    if par.vp > 1 and not SCHEDULES[par.schedule].interleaves:
-        raise ConfigError(
-            f"schedule {par.schedule.value} has no virtual stages, but vp is {par.vp}; set vp 1"
-        )
 
 
 def _check_groups(par: Parallelism, num: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -20,52 +19,10 @@ class ContextComm(QuickEnum):
     """All-to-all among neighbours (``context_inner``), and a ring over their groups."""
 
 
-class Schedule(QuickEnum):
-    """Order of forward and backward passes; with vp above 1 ``ONE_F_ONE_B`` is interleaved."""
-
-    ONE_F_ONE_B = "1f1b"
-    ZERO_BUBBLE_H1 = "zb_h1"
-    """Weight gradients fill the bubble, with the activation memory of 1F1B (Qi et al. 2023)."""
-    ZERO_BUBBLE_H2 = "zb_h2"
-    """More warm-up passes, with about twice the activation memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleRules:
-    """Properties that follow from the order of passes alone."""
-
-    max_in_flight: Callable[[int, int, int], int]
-    """Most micro-batches in flight on a stage, from (stages, stage, micro-batches)."""
-    splits_backward: bool = False
-    """Input and weight gradients are separate passes."""
-    interleaves: bool = False
-    """A stage may run several chunks of the model (vp above 1)."""
-
-
-SCHEDULES: Mapping[Schedule, ScheduleRules] = {
-    # Narayanan et al., SC 2021, section 2.2.1.
-    Schedule.ONE_F_ONE_B: ScheduleRules(
-        max_in_flight=lambda num_stages, stage, num: min(num, num_stages - stage), interleaves=True
-    ),
-    # Qi et al. 2023, section 2.3, with M_W set to M_B: the input of a weight gradient is retained
-    # until that has run.
-    Schedule.ZERO_BUBBLE_H1: ScheduleRules(
-        max_in_flight=lambda num_stages, _, num: min(num, num_stages), splits_backward=True
-    ),
-    Schedule.ZERO_BUBBLE_H2: ScheduleRules(
-        max_in_flight=lambda num_stages, _, num: min(num, 2 * num_stages - 1), splits_backward=True
-    ),
-}
-"""Rules of each schedule; ``timeline.schedules.PROGRAMS`` has the order of its passes."""
-
-
 class Engine(QuickEnum):
     """Library whose pipeline and optimizer run the layout."""
 
     MEGATRON = "megatron"
-    DEEPSPEED = "deepspeed"
-    """DeepSpeed as in GPT-NeoX: ranks of a tp group split a message between stages, no product
-    hides a transfer, and ZeRO-1 sums whole gradients before it gathers parameters."""
     TORCH = "torch"
     """PyTorch as in torchtitan: FSDP2, its own loss, and checkpoints that pick operators."""
 
@@ -114,8 +71,6 @@ class Parallelism:
     """
     microbatch_group_size: int = 0
     """Micro-batches that a stage runs through one chunk before the next; 0 means pp."""
-    schedule: Schedule = Schedule.ONE_F_ONE_B
-    """Order of the passes of a pipeline."""
     engine: Engine = Engine.MEGATRON
     """Library of pipeline and optimizer."""
     context_comm: ContextComm = ContextComm.P2P

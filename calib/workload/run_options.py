@@ -253,8 +253,8 @@ class RunOptions:
     )
     trace: TraceChoice = _option(
         TraceChoice.AUTO, "trace", Reads.CHOICE, "",
-        "one step after the window under PyTorch's profiler: kernels by operator, weight gradients "
-        "apart; `auto`: on a GPU only",
+        "one step after the window under PyTorch's profiler: kernels by operator; `auto`: on a GPU "
+        "only",
     )  # fmt: skip
     cluster: Path | None = _option(
         None, "cluster", Reads.PATH, "FILE",

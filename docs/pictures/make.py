@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 import forerun
 from forerun.calib.timeline import Pipeline, pipeline_costs, spans
-from forerun.calib.workload import Schedule
 from forerun.launch.store import read_forecasts
 from forerun.launch.views import Drawing, finish_chart, timeline_chart, waterfall
 
@@ -27,23 +26,15 @@ def pictures() -> Iterator[tuple[str, Drawing]]:
     """Yield each picture with its name."""
     yield "schedule_1f1b", _schedule()
     yield "schedule_interleaved", _schedule(vp=2)
-    yield "schedule_zero_bubble", _schedule(Schedule.ZERO_BUBBLE_H1)
     yield "terms", _terms()
     yield "forecasts", _forecasts()
 
 
-def _schedule(kind: Schedule = Schedule.ONE_F_ONE_B, vp: int = 1) -> Drawing:
+def _schedule(vp: int = 1) -> Drawing:
     """Draw four stages, eight micro-batches; a forward pass takes 10 ms, a backward one 20 ms."""
     chunks = _PP * vp
-    costs = pipeline_costs(
-        [0.010 / vp] * chunks,
-        [0.020 / vp] * chunks,
-        weight_gradient_s=0.010 / vp,
-        num_virtual_stages=vp,
-    )
-    pipeline = Pipeline(
-        num_stages=_PP, num_microbatches=_MICROBATCHES, num_virtual_stages=vp, schedule=kind
-    )
+    costs = pipeline_costs([0.010 / vp] * chunks, [0.020 / vp] * chunks, num_virtual_stages=vp)
+    pipeline = Pipeline(num_stages=_PP, num_microbatches=_MICROBATCHES, num_virtual_stages=vp)
     return _some(timeline_chart(spans(costs, pipeline), (), WIDTH))
 
 

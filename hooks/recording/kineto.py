@@ -110,7 +110,7 @@ class Tracer:
             activities.append(ProfilerActivity.CUDA)
         self._variables = {name: os.environ.get(name) for name in _VARIABLES}
         is_counted = _is_counted()
-        # Shapes distinguish the products of a linear's backward pass.
+        # Without shapes, the metadata of NCCL's transfers have not been seen.
         self._profile = profile(activities=activities, record_shapes=True)
         if not is_counted and _is_counted():
             KinetoStepTracker.erase_step_count(_COUNTED)

@@ -20,7 +20,6 @@ from ...calib.records import (
     CPU_OP,
     KERNEL,
     MESSAGE_OP,
-    SHAPES,
     USER_RANGE,
     CollectiveRecord,
     OperatorRecord,
@@ -32,10 +31,8 @@ from ...calib.records import (
     TraceEvent,
     TraceRecord,
     busy_ns,
-    is_exchanged,
     num_products,
     products_of,
-    split_gradients,
     work_of,
 )
 from ...calib.workload import OperatorKind, Phase
@@ -158,7 +155,7 @@ def _event(event: Any) -> TraceEvent:
         number=event.correlation_id() if category == CPU_OP else 0,
         link=event.linked_correlation_id(),
         correlation=0 if category == CPU_OP else event.correlation_id(),
-        details=_details(event) if is_message else _shapes(event, name),
+        details=_details(event) if is_message else {},
     )
 
 
@@ -174,10 +171,6 @@ def _category(event: Any, is_host: bool) -> str:
     if not is_host:
         return KERNEL
     return "cuda_runtime" if _LAUNCH.match(event.name()) else CPU_OP
-
-
-def _shapes(event: Any, name: str) -> dict[str, Any]:
-    return {SHAPES: event.shapes()} if name == "aten::mm" else {}
 
 
 def _details(event: Any) -> dict[str, Any]:
@@ -227,7 +220,6 @@ class _Reading(Attribution):
         self._work = [item for item in work if item.message is None]
         self._messages = [item for item in work if item.message is not None]
         self._launches = [item.launched_ns for item in self._work]
-        self._exchanging = {m.call for m in self._messages if m.call and is_exchanged(m)}
         self._taken: dict[int, list[TracedWork]] = {}
         self._num_forward: dict[int, int] = {}
         self._passes: dict[int, _Pass] = {}
@@ -252,7 +244,7 @@ class _Reading(Attribution):
             elif isinstance(record, PhaseRecord) and record.name == OPTIMIZER:
                 bounds = (record.start_ns, record.start_ns + record.duration_ns)
             elif isinstance(record, OperatorRecord):
-                yield from _traced(record, ((record.phase, self._launched(*bounds)),))
+                yield from _traced(record, self._launched(*bounds))
         behind = self._launched(self._now_ns, _NEVER_NS)
         self._passes.setdefault(_BETWEEN, _Pass()).unowned += behind
         yield from self._late()
@@ -281,53 +273,32 @@ class _Reading(Attribution):
     def _close(self, spans: list[OpenOperator]) -> Iterator[Record]:
         for span in list(spans):
             work = self._taken.pop(id(span), [])
-            parts: Parts = ((span.phase, work),)
             late = 0
             if self.log.sites[span.site].kind not in _WITH_WEIGHTS:
                 pass
             elif span.phase is not Phase.BACKWARD:
                 self._num_forward[span.instance] = num_products(work)
-            elif (gradient_work := self._gradient_work(span, work)) is not None:
-                parts = tuple(zip(_GRADIENTS, gradient_work, strict=True))
             else:
                 late = self._num_late(span, work)
             for record in super()._close([span]):
                 if isinstance(record, OperatorRecord) and late:
                     self._put_off.append(_DeferredWeightGradient(record, work, late))
                 elif isinstance(record, OperatorRecord):
-                    yield from _traced(record, parts)
+                    yield from _traced(record, work)
 
     def _num_late(self, span: OpenOperator, work: list[TracedWork]) -> int:
         """Return the number of missing weight products, which equals the number of input
         products."""
-        count = self._count(span)
-        return count if num_products(work) == count else 0
-
-    def _count(self, span: OpenOperator) -> int:
         # One product for all experts, or one for each; a linear has one, possibly in pieces.
         is_grouped = self.log.sites[span.site].kind is OperatorKind.GROUPED_LINEAR
-        return self._num_forward.get(span.instance, 0) if is_grouped else 1
-
-    def _gradient_work(
-        self, span: OpenOperator, work: list[TracedWork]
-    ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
-        shape = self._shape(span.instance)
-        count = self._count(span)
-        if shape is None or count == 0:
-            return None
-        return split_gradients(
-            work,
-            tokens=shape[-3],
-            outputs=shape[-1],
-            num_forward=count,
-            is_in_pieces=any(item.call in self._exchanging for item in work),
-        )
+        count = self._num_forward.get(span.instance, 0) if is_grouped else 1
+        return count if num_products(work) == count else 0
 
     def _late(self) -> Iterator[Record]:
-        """Yield deferred linears with both gradients, the input's alone, or one backward pass.
+        """Yield the backward passes of deferred linears, with the late products if there are any.
 
         Megatron's node computes them in the order of the backward pass.  A loop of the user's own
-        may use any order: then products cannot be assigned.
+        may use any order: then products cannot be assigned, and the pass is left out.
         """
         late = self._launched_late()
         in_order = [item for item in late if item.is_late]
@@ -338,10 +309,9 @@ class _Reading(Attribution):
                 [w for product in products[: one.count] for w in product] if in_order else []
             )
             del products[: one.count]
-            phases = _GRADIENTS if is_complete else (one.record.phase,)
-            yield from _traced(
-                one.record, tuple(zip(phases, (one.work, deferred_work), strict=False))
-            )
+            if in_order or not is_complete:
+                late_work = deferred_work if is_complete else []
+                yield from _traced(one.record, [*one.work, *late_work])
             for item in self._passes.values() if is_complete else ():
                 item.give(deferred_work)
 
@@ -411,22 +381,14 @@ _NEVER_NS = sys.maxsize
 _BETWEEN = -1
 _COPY = "Mem"
 """Prefix of Kineto's names of copies and fills."""
-Parts = tuple[tuple[Phase, Sequence[TracedWork]], ...]
-_SHARED = ("step", "window", "microbatch", "kind", "shape", "element_nbytes", "layer")
+_SHARED = ("step", "window", "microbatch", "kind", "phase", "shape", "element_nbytes", "layer")
 """Fields that a traced operator copies from the one that was open."""
-_GRADIENTS = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 _WITH_WEIGHTS = frozenset(
     kind for kind in OperatorKind if kind.is_linear or kind is OperatorKind.GROUPED_LINEAR
 )
 
 
-def _traced(record: OperatorRecord, parts: Parts) -> Iterator[TraceRecord]:
-    for phase, work in parts:
-        if work:
-            shared = {name: getattr(record, name) for name in _SHARED}
-            yield TraceRecord(
-                **shared,
-                phase=phase,
-                duration_ns=busy_ns(work),
-                num_kernels=len(work),
-            )
+def _traced(record: OperatorRecord, work: Sequence[TracedWork]) -> Iterator[TraceRecord]:
+    if work:
+        shared = {name: getattr(record, name) for name in _SHARED}
+        yield TraceRecord(**shared, duration_ns=busy_ns(work), num_kernels=len(work))

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         import_table,
         published_rows,
         read_frame,
-        table_names,
         with_normal,
         write_frame,
     )

@@ -30,7 +30,7 @@ from ...calib.importers import (
 from ...calib.records import CREATED, StepRow, replace_by, write_text
 from ...calib.samples import check_parquet
 from ...calib.steps import KnownStep
-from ...calib.workload import RunConfig
+from ...calib.workload import OperatorKind, RunConfig
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 IMPORTED = "imported"
@@ -81,12 +81,6 @@ def check_ending(path: Path) -> None:
         raise ConfigError(
             f"--out {path} is not a table; give a name that ends in {', '.join(ENDINGS)}"
         )
-
-
-def table_names(paths: Sequence[Path]) -> list[str]:
-    """Return display names of tables: the file name, or the path if names are equal."""
-    names = [path.name for path in paths]
-    return [n if names.count(n) == 1 else str(p) for n, p in zip(names, paths, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,6 +143,10 @@ def import_table(path: Path, directory: Path) -> Written:
         skipped += tuple(f"the column {name}, which nothing reads" for name in table.unused)
         return _write(canonical_frame(list(table.rows)), directory, name, _STEPS, skipped)
     measured = read_table(frame, path.name)
+    if "kind" in measured.columns and (measured["kind"] == OperatorKind.LAYER.value).any():
+        raise ConfigError(
+            f"{path.name} times whole layers, of which no step is made; give a table of operators"
+        )
     return _write(measured, directory, name, table_kind(measured))
 
 

@@ -507,8 +507,6 @@ def _layouts_text(plan: Plan, rows: Sequence[Candidate]) -> str:
 _TASKS = {
     TaskKind.FORWARD: ("forward", "blue"),
     TaskKind.BACKWARD: ("backward", "orange"),
-    TaskKind.INPUT_GRADIENT: ("backward", "orange"),
-    TaskKind.WEIGHT_GRADIENT: ("weight gradients", "amber"),
     TaskKind.EXCHANGE: ("messages", "grey"),
     TaskKind.TRANSFER: ("messages", "grey"),
     TaskKind.REDUCE: ("gradients and parameters", "green"),

@@ -7,10 +7,10 @@ from step_fixtures import grid, timed
 
 from forerun.benchmarks.fits.build_priors import SOURCES as RATES
 from forerun.benchmarks.generalise import BEFORE, SOURCES, Line, stored, table, with_before
+from forerun.benchmarks.protocols.scores import score_folds, step_folds
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS
 from forerun.calib.fit.rate_priors import rates_prior
-from forerun.calib.steps.step_tables import TableSteps
-from forerun.calib.validation import score_folds, step_folds
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 pytestmark = pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from step_fixtures import layout, row
 
 from forerun.benchmarks.baselines.layout_rules import published_rule
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.scoring.layout_choices import (
     Choice,
     Scores,
@@ -27,7 +28,6 @@ from forerun.benchmarks.scoring.layout_choices import (
 )
 from forerun.benchmarks.scoring.next_runs import PICKS, after_next_runs
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.workload.config import Attention
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from forerun.benchmarks.baselines.steps import (
     TrivialOrder,
     order_only,
 )
+from forerun.benchmarks.protocols.scores import score_folds, step_folds, step_results
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.validation import score_folds, step_folds, step_results
 from forerun.calib.workload.config import Attention, Parallelism, Recompute
 
 pytestmark = pytest.mark.slow

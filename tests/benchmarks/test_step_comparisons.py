@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from step_fixtures import layout, row
 
+from forerun.benchmarks.protocols.scores import Fold, score_folds
 from forerun.benchmarks.scoring.step_comparisons import compare
 from forerun.calib.records.step_rows import StepPredictions, StepRow
-from forerun.calib.validation import Fold, score_folds
 
 pytestmark = pytest.mark.slow
 

@@ -22,8 +22,6 @@ SETS = {
     ("Sailor, OPT on 4 to 128 GH200", "profiles of whole layers only"):
         "Sailor GH200 | calibrate_0",
     ("Sailor, OPT on 4 to 128 GH200", "and 3 layouts"): "Sailor GH200 | calibrate_3",
-    ("arXiv:2509.22832 on Perlmutter, implied", "single operators only"):
-        "paper's configurations on Perlmutter (implied) | calibrate_0",
     ("vTrain, 18B on 256 A100", "5 layouts"): "vTrain multi node | calibrate_5",
     ("Selene, 22B and 175B", "2 layouts"): "SC'21 / Selene A100 tables | calibrate_2",
     ("Megatron-Bridge, dense and MoE, bf16 to fp4", "3 layouts of the machine"):

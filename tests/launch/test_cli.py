@@ -19,7 +19,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert all(verb in out for verb in ("report", "predict", "plan", "validate", "run", "doctor"))
+    assert all(verb in out for verb in ("report", "predict", "plan", "run", "doctor"))
 
 
 def test_the_surface_is_frozen() -> None:
@@ -89,10 +89,6 @@ def test_the_surface_is_frozen() -> None:
             *("--json-schema", "--like", "--machine", "--run-id", "--svg", "--timeline"),
         ],
         "normal": ["--help", "--json", "--json-schema", "--machine", "--run-id"],
-        "validate": [
-            *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
-            *("--protocol", "--rows", "--seeds"),
-        ],
         "import": [
             "--device",
             "--fabric",
@@ -175,7 +171,6 @@ def test_the_public_names_are_listed() -> None:
         ("predict DIR --device", "--device: expected one argument; see forerun predict --help"),
         ("predict --tp 8", "required: DIR; see forerun predict --help"),
         ("predict --device B200", "give its command after --, or --config FILE"),
-        ("validate operatrs FILE", "'operatrs' is not a choice; did you mean operators?"),
         ("import zip FILE --out O", "there are kineto, nccl-tests, nccl-inspector, steps"),
         ("--verson", "did you mean --version"),
         ("--json report DIR", "the verb comes first"),

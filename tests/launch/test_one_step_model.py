@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from forerun.benchmarks.protocols.scores import step_folds
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.calib.arguments.megatron_args import options
 from forerun.calib.importers.canonical_steps import canonical_frame, read_steps
 from forerun.calib.importers.canonical_tables import read_table
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known_steps import same_layout
-from forerun.calib.steps.step_tables import TableSteps
-from forerun.calib.validation import step_folds
 from forerun.launch.cli import main
 from forerun.launch.known.machines import open_machine
 
@@ -29,7 +29,6 @@ SETS = {
     "steps_vtrain_multi_node.csv.gz": 5,
     "steps_sailor.csv.gz": 3,
     "steps_megatron_bridge.csv.gz": 3,
-    "steps_paper_implied.csv": 1,
     "steps_dgxc_scaling.csv.gz": 2,
 }
 

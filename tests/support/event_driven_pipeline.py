@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from hypothesis import strategies as st
 
 from forerun.calib.timeline.graph import PipelineCosts, pipeline_costs
 from forerun.calib.timeline.programs import (
+    Item,
     Message,
     Pass,
     Pipeline,
@@ -26,19 +27,15 @@ from forerun.calib.timeline.programs import (
     sender,
 )
 from forerun.calib.timeline.schedules import stage_program
-from forerun.calib.workload.parallelism import Schedule
-
-SCHEDULES = st.sampled_from(Schedule)
 
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
-    """Draw pipelines of every schedule, in small sizes, with groups that Megatron accepts."""
+    """Draw plain and interleaved pipelines, in small sizes, with groups that Megatron accepts."""
     if draw(st.booleans()):
         return Pipeline(
             num_stages=draw(st.integers(1, 5)),
             num_microbatches=draw(st.integers(1, 12)),
-            schedule=draw(SCHEDULES),
         )
     overlaps = draw(st.booleans())
     stages = draw(st.integers(2 if overlaps else 3, 4))
@@ -56,15 +53,13 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 @st.composite
 def costs_of(draw: st.DrawFn, pipeline: Pipeline, num_columns: int = 1) -> PipelineCosts:
-    """Draw uneven passes and messages; a weight gradient takes up to 0.7 of its backward pass."""
+    """Draw uneven passes and messages."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     chunks, edges = pipeline.num_chunks, pipeline.num_chunks - 1
     longest = draw(st.sampled_from([0.0, 0.3, 3.0]))
-    backward = rng.uniform(0.1, 3.0, (chunks, num_columns))
     return pipeline_costs(
         rng.uniform(0.1, 2.0, (chunks, num_columns)),
-        backward,
-        weight_gradient_s=backward * rng.uniform(0.1, 0.7, (chunks, num_columns)),
+        rng.uniform(0.1, 3.0, (chunks, num_columns)),
         activation_s=rng.uniform(0.0, longest, (edges, num_columns)),
         gradient_s=rng.uniform(0.0, longest, (edges, num_columns)),
         both_s=rng.uniform(longest, 2 * longest, (edges, num_columns)),
@@ -77,6 +72,21 @@ def column_of(costs: PipelineCosts, column: int) -> PipelineCosts:
     """Return one column of the costs."""
     names = PipelineCosts.__dataclass_fields__
     return PipelineCosts(**{name: getattr(costs, name)[:, [column]] for name in names})
+
+
+def passes(program: Iterable[Item]) -> list[Pass]:
+    """Return the computations of a program in order."""
+    return [item for item in program if isinstance(item, Pass)]
+
+
+def peak_in_flight(pipeline: Pipeline, stage: int) -> int:
+    """Return the most forward passes of ``stage`` whose activations are retained at once, one chunk
+    each."""
+    in_flight = peak = 0
+    for task in passes(stage_program(pipeline, stage)):
+        in_flight += (task.kind is TaskKind.FORWARD) - (task.kind is TaskKind.BACKWARD)
+        peak = max(peak, in_flight)
+    return peak
 
 
 class EventDriven:
@@ -173,13 +183,8 @@ class EventDriven:
 
     def _pass_s(self, task: Pass) -> float:
         at = task.chunk, self.column
-        weight = self.costs.weight_gradient_s[at]
-        if task.kind is TaskKind.FORWARD:
-            return float(self.costs.forward_s[at])
-        if task.kind is TaskKind.WEIGHT_GRADIENT:
-            return float(weight)
-        whole = self.costs.backward_s[at]
-        return float(whole - weight if task.kind is TaskKind.INPUT_GRADIENT else whole)
+        is_forward = task.kind is TaskKind.FORWARD
+        return float((self.costs.forward_s if is_forward else self.costs.backward_s)[at])
 
     def _message_s(self, messages: list[Message]) -> float:
         if len(messages) == 2:

@@ -14,8 +14,8 @@ from forerun.benchmarks.protocols.collectives import (
     splits,
     validate_collectives,
 )
+from forerun.benchmarks.protocols.scores import score_rows
 from forerun.calib.errors import ConfigError
-from forerun.calib.validation import score_rows
 
 pytestmark = pytest.mark.slow
 

@@ -9,16 +9,16 @@ import pandas as pd
 import pytest
 from planted_operators import Method, planted_operators
 
+from forerun.benchmarks.protocols import scores
 from forerun.benchmarks.protocols.operator_samples import operator_samples, splits
 from forerun.benchmarks.protocols.operators import (
     NUM_PROBES,
     OPERATOR_PROTOCOLS,
     validate_operators,
 )
-from forerun.calib import validation
+from forerun.benchmarks.protocols.scores import score_rows
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.device_transfer import transfer_to_device
-from forerun.calib.validation import score_rows
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ def test_a_split_that_no_seed_changes_runs_once(planted: pd.DataFrame) -> None:
 def test_big_groups_are_capped_by_a_seeded_draw(
     planted: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "MAX_ROWS", 10)
+    monkeypatch.setattr(scores, "MAX_ROWS", 10)
     (samples, *_) = operator_samples(planted)
     drawn = [next(splits(samples, "random", seed))[1] for seed in (0, 0, 1)]
     assert {int(split.train.sum()) for split in drawn} == {10}

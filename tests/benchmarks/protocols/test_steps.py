@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from step_fixtures import grid, layout, row
 
+from forerun.benchmarks.protocols.scores import Fold
 from forerun.benchmarks.protocols.steps import (
     LEAVE_DEPTH,
     LEAVE_GROUP,
@@ -21,7 +22,6 @@ from forerun.benchmarks.protocols.steps import (
 )
 from forerun.benchmarks.scoring.step_acceptance import designed
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.validation import Fold
 from forerun.calib.workload.config import Fp8Recipe
 
 pytestmark = pytest.mark.slow

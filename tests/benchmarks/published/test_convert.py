@@ -1,8 +1,7 @@
-"""Tables from ``convert.py`` give the verbs the figures of the published ones, to the digit."""
+"""Tables from ``convert.py`` give the figures of the published ones, to the digit."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +11,11 @@ import pytest
 
 from forerun.benchmarks.protocols.collectives import validate_collectives
 from forerun.benchmarks.protocols.operators import validate_operators
+from forerun.benchmarks.protocols.scores import PROTOCOLS, score_rows
 from forerun.benchmarks.published.convert import main as convert
 from forerun.benchmarks.published.readers import read_published, read_steps
 from forerun.calib.importers import canonical_steps
-from forerun.calib.importers.canonical_tables import table_kind
-from forerun.calib.validation import PROTOCOLS, score_rows
+from forerun.calib.importers.canonical_tables import read_table, table_kind
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.table_files import read_frame
 
@@ -38,7 +37,7 @@ def converted(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return convert()
 
 
-def test_the_verb_scores_the_converted_table_like_the_published_one(
+def test_a_converted_table_scores_like_the_published_one(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -54,12 +53,14 @@ def test_the_verb_scores_the_converted_table_like_the_published_one(
     assert converted(monkeypatch, published, "--out", tmp_path) == ExitCode.ANSWER
     capsys.readouterr()
     out = tmp_path / published.name
-    code = main(["validate", what, str(out), "--json", "--seeds", "1"])
-    assert code == (ExitCode.ANSWER if expected else ExitCode.NO_DATA)
-    if expected:
-        assert json.loads(capsys.readouterr().out)["results"] == json.loads(json.dumps(expected))
-    assert main(["import", "steps", str(out), "--out", str(tmp_path / "machine")]) == 0
-    assert main(["validate", what, str(published)]) == ExitCode.USAGE
+    written = read_table(read_frame(out), published.name)
+    scored = run(written, seeds=range(1), protocols=tuple(PROTOCOLS[what]))
+    assert score_rows(scored, out.name) == expected
+    has_layers = is_operators and (table["kind"] == "layer").any()
+    code = main(["import", "steps", str(out), "--out", str(tmp_path / "machine")])
+    assert code == (ExitCode.USAGE if has_layers else ExitCode.ANSWER)
+    other = str(tmp_path / "other")
+    assert main(["import", "steps", str(published), "--out", other]) == ExitCode.USAGE
     assert "convert.py" in capsys.readouterr().err
 
 
@@ -79,22 +80,6 @@ def test_steps_come_back_as_they_were_published(
         for field in ("row_id", "machine", "group", "kind", "traits", "flag"):
             assert getattr(row, field) == getattr(back, field)
         assert row.measured_s == pytest.approx(back.measured_s, rel=1e-15, nan_ok=True)
-    assert main(["validate", "design", str(published)]) == ExitCode.USAGE
-
-
-def test_a_step_table_is_scored_and_designed_by_the_verbs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    published = ROOT / "tests" / "golden" / "steps" / "e2e_megatron_bridge.csv"
-    assert converted(monkeypatch, published, "--out", tmp_path) == ExitCode.ANSWER
-    assert "Mamba" in capsys.readouterr().err
-    out = tmp_path / published.name
-    frame = pd.read_csv(out)
-    frame.assign(flag=["typed by hand"] + [""] * (len(frame) - 1)).to_csv(out, index=False)
-    assert main(["validate", "steps", str(out), "--calibrate-on", "0", "--json"]) == 0
-    answer = capsys.readouterr()
-    assert "typed by hand" in answer.err and json.loads(answer.out)["results"]
-    assert main(["validate", "design", str(out), "--rows", "1"]) == ExitCode.ANSWER
 
 
 def test_raw_tables_of_the_paper_are_read_under_their_names(tmp_path: Path) -> None:

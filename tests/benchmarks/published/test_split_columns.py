@@ -7,7 +7,6 @@ from published_steps import GOLDEN, golden_frame
 
 from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.records.step_rows import StepTable
-from forerun.calib.workload.config import Engine, Schedule, Sharding
 
 pytestmark = pytest.mark.slow
 
@@ -21,14 +20,10 @@ def with_column(name: str, column: str, cell: object) -> tuple[StepTable, StepTa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stage_of_zero_shards_or_refuses_each_row(name: str) -> None:
-    _, changed = with_column(name, "zero_stage", 2)
-    for row in changed.rows:
-        par = row.config.parallelism
-        assert (par.sharded, par.engine) == (Sharding.GRADS, Engine.DEEPSPEED)
-    plain, _ = with_column(name, "zero_stage", None)
-    refused = len(changed.skipped) - len(plain.skipped)
-    assert sum("zero_stage" in row.reason for row in changed.skipped) >= refused
+def test_a_stage_of_zero_refuses_each_row(name: str) -> None:
+    plain, changed = with_column(name, "zero_stage", 2)
+    assert not changed.rows
+    assert sum("zero_stage" in row.reason for row in changed.skipped) >= len(plain.rows)
     assert "zero_stage" not in changed.unused
 
 
@@ -41,16 +36,12 @@ def test_full_sharding_shards_or_refuses_each_row(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_schedule_is_run_or_refuses_each_row(name: str) -> None:
+def test_a_schedule_that_megatron_does_not_run_refuses_each_row(name: str) -> None:
     column = "pp_schedule_in_config" if "vtrain" in name else "schedule"
     plain, changed = with_column(name, column, "zb_h1")
-    for row in changed.rows:
-        par = row.config.parallelism
-        assert par.schedule is (Schedule.ZERO_BUBBLE_H1 if par.pp > 1 else Schedule.ONE_F_ONE_B)
+    assert all(row.config.parallelism.pp == 1 for row in changed.rows)
     more = [row.reason for row in changed.skipped if "schedule" in row.reason]
     assert len(changed.rows) + len(more) == len(plain.rows)
-    _, unknown = with_column(name, column, "dualpipe")
-    assert all(row.config.parallelism.pp == 1 for row in unknown.rows)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -31,7 +31,7 @@ EXPERTS = Experts(num_experts=8, ffn_hidden_size=64)
 LOOPS = [
     ("Megatron-LM 0.16", Engine.MEGATRON),
     ("PyTorch 2.13", Engine.TORCH),
-    ("transformers 5.24", Engine.DEEPSPEED),
+    ("transformers 5.24", Engine.MEGATRON),
     ("transformers 5.24", Engine.TORCH),
 ]
 SHARDED = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}

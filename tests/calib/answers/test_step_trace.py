@@ -24,7 +24,7 @@ from forerun.calib.timeline.programs import TaskKind
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.model_shape import Experts
 from forerun.calib.workload.operators import Phase
-from forerun.calib.workload.parallelism import Schedule, Sharding
+from forerun.calib.workload.parallelism import Sharding
 
 SHELL = shutil.which("trace_processor_shell")
 CASES: dict[str, dict[str, Any]] = {
@@ -39,13 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"num_layers": 16},
         "par": {"vp": 2, "overlaps_p2p": False},
     },
-    "zero bubble": {"pp": 4, "par": {"schedule": Schedule.ZERO_BUBBLE_H1}},
-    "zero bubble, recomputed": {
-        "pp": 2,
-        "par": {"schedule": Schedule.ZERO_BUBBLE_H1},
-        "recompute": Recompute.SELECTIVE,
-        "device": GPU,
-    },
+    "some recomputed": {"pp": 2, "recompute": Recompute.SELECTIVE, "device": GPU},
     "recomputed": {"pp": 2, "tp": 2, "recompute": Recompute.FULL, "device": GPU},
     "overlap": {"dp": 4, "tp": 2, "par": OVERLAP, "device": GPU},
     "overlap in a pipeline": {"dp": 2, "pp": 2, "par": OVERLAP, "device": GPU},

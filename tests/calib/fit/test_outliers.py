@@ -16,7 +16,7 @@ from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.laws import Ceilings
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.fit.outliers import Refusal, RefusalReason, refuse
-from forerun.calib.validation import implausible
+from forerun.calib.fit.priors import device_prior
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind
@@ -274,7 +274,7 @@ def test_refused_rows_are_scored_like_all_others() -> None:
     groups[BACKWARD] = _spoilt(groups[BACKWARD], wrong, 0.3 * groups[FORWARD].time_s[wrong])
     spoilt = _frame(groups)
     assert (RefusalReason.SHORT_BACKWARD, 8) in {
-        (r.reason, r.num_refused) for r in implausible(spoilt)
+        (r.reason, r.num_refused) for r in refuse(groups, device_prior(A100).peaks_for)[1]
     }
 
     def measured_s(frame: pd.DataFrame) -> dict[str, np.ndarray]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.calib.importers.canonical_steps import canonical_frame, read_steps
 from forerun.calib.memory.peak import fit_probability, memory, memory_with_offset
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.step_tables import TableSteps
 
 ROW = {
     "device": "NVIDIA A100-SXM4-80GB",

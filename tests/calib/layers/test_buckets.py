@@ -12,7 +12,7 @@ from stage_tensors import parameter_tensors, parameters
 from forerun.calib.layers.buckets import buckets, num_shards
 from forerun.calib.layers.stage_work import collective_uses
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
-from forerun.calib.workload.config import Engine, Fp8Recipe, Precision, RunConfig
+from forerun.calib.workload.config import Fp8Recipe, Precision, RunConfig
 
 Layout = Callable[..., RunConfig]
 MODEL = {"num_layers": 6, "hidden_size": 60, "ffn_hidden_size": 100, "vocab_size": 260}
@@ -92,20 +92,6 @@ def test_groups_of_a_node_gather_inside_it_and_send_no_more_between_nodes(
     whole = 2 * (4 - 1) / 4 * buffer
     assert sent["between"] == pytest.approx(whole, rel=0.01)
     assert (sent["gathered"] == 0) is (copies == 4)
-
-
-@pytest.mark.parametrize("copies", [1, 4])
-def test_whole_gradients_are_summed_over_all_replicas_whoever_shares(
-    layout: Layout, copies: int
-) -> None:
-    """ZeRO-1 of DeepSpeed and of InternEvo: the sum reaches over all nodes, the gather over those
-    that share."""
-    par = {"is_optimizer_distributed": True, "ranks_per_node": 4, "engine": Engine.DEEPSPEED}
-    config = layout(dp=16, samples=32, par={**par, "num_optimizer_instances": copies})
-    total, gather = step_uses(config)
-    assert (total.call.collective, total.call.num_ranks) == (Collective.ALL_REDUCE, 16)
-    assert total.call.num_nodes == 4
-    assert (gather.call.num_ranks, gather.call.num_nodes) == (16 // copies, 4 // copies)
 
 
 def test_weights_in_8_bits_travel_in_buckets_of_their_own(layout: Layout) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from event_driven_pipeline import passes, peak_in_flight
 from stage_tensors import parameters
 
 from forerun.calib.layers.blocks import BlockKind, block
@@ -27,8 +28,8 @@ from forerun.calib.memory.peak import (
 )
 from forerun.calib.memory.stage_memory import in_flight
 from forerun.calib.regressors import Z_90
-from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
-from forerun.calib.timeline.schedules import peak_in_flight, stage_program
+from forerun.calib.timeline.programs import Pipeline, TaskKind
+from forerun.calib.timeline.schedules import stage_program
 from forerun.calib.workload.config import (
     Attention,
     Experts,
@@ -38,7 +39,6 @@ from forerun.calib.workload.config import (
     Precision,
     Recompute,
     RunConfig,
-    Schedule,
 )
 
 Layout = Callable[..., RunConfig]
@@ -60,7 +60,6 @@ def num_in_flight(config: RunConfig, stage: int) -> int:
         num_virtual_stages=par.vp,
         num_microbatches=config.num_microbatches,
         group_size=par.microbatch_group_size or par.pp,
-        schedule=par.schedule,
         stage=stage,
     )
     return result.most
@@ -170,19 +169,15 @@ def test_the_fullest_stage_is_the_answer(layout: Layout) -> None:
     assert memory(config).stage == totals.index(max(totals))
 
 
-@pytest.mark.parametrize("schedule", list(Schedule))
 @pytest.mark.parametrize(("pp", "m"), [(2, 2), (4, 3), (4, 16), (8, 11)])
-def test_what_is_held_follows_the_order_of_the_schedule(
-    schedule: Schedule, pp: int, m: int
-) -> None:
-    pipeline = Pipeline(num_stages=pp, num_microbatches=m, schedule=schedule)
+def test_what_is_held_follows_the_order_of_the_schedule(pp: int, m: int) -> None:
+    pipeline = Pipeline(num_stages=pp, num_microbatches=m)
     for stage in range(pp):
         stage_in_flight = in_flight(
             num_stages=pp,
             num_virtual_stages=1,
             num_microbatches=m,
             group_size=pp,
-            schedule=schedule,
             stage=stage,
         )
         assert stage_in_flight.most == peak_in_flight(pipeline, stage)
@@ -204,7 +199,6 @@ def test_interleaved_chunks_are_held_as_megatron_runs_them(
             num_virtual_stages=vp,
             num_microbatches=m,
             group_size=group,
-            schedule=Schedule.ONE_F_ONE_B,
             stage=stage,
         )
         counts, seen = [0] * vp, set()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from forerun.calib.importers.kineto_origins import from_chrome
@@ -11,7 +9,8 @@ from forerun.calib.records.kineto_trace import (
     TracedWork,
     collective_named,
     kernel_collective,
-    split_gradients,
+    num_products,
+    products_of,
     work_of,
 )
 from forerun.calib.workload.collectives import Collective
@@ -85,14 +84,6 @@ def test_kernels_find_their_calls_by_link_or_by_nesting(has_links):
     assert [w.is_product for w in work] == [True, False, True, False]
 
 
-def test_a_linear_splits_after_all_of_its_first_product():
-    gradients = split_gradients(
-        work_of(from_chrome(linear_backward(has_links=True))), tokens=8, outputs=4
-    )
-    assert gradients is not None
-    assert [sum(w.duration_ns for w in half) for half in gradients] == [45_000, 63_000]
-
-
 def product(duration_ns: int, call: int = 0) -> TracedWork:
     return TracedWork(
         name="gemm", start_ns=0, duration_ns=duration_ns, launched_ns=0, call=call, is_product=True
@@ -103,29 +94,18 @@ def other(duration_ns: int) -> TracedWork:
     return TracedWork(name="copy", start_ns=0, duration_ns=duration_ns, launched_ns=0)
 
 
-def test_products_without_calls_of_their_own_pair_up_in_order():
-    # Four experts in a grouped linear: four products of the inputs', then four of the weights'.
-    work = [product(n) for n in (1, 2, 3, 4)] + [product(n) for n in (10, 20, 30, 40)] + [other(5)]
-    gradients = split_gradients(work, tokens=8, outputs=4)
-    assert gradients is not None
-    assert [sum(w.duration_ns for w in half) for half in gradients] == [10, 105]
+def test_a_product_takes_the_work_before_it_and_the_sum_of_its_parts():
+    work = work_of(from_chrome(linear_backward(has_links=True)))
+    parts = [[w.duration_ns for w in one] for one in products_of(work)]
+    assert parts == [[40_000, 5_000], [60_000, 3_000]]
 
 
-def mm(duration_ns: int, call: int, inner: int) -> TracedWork:
-    return replace(product(duration_ns, call), inner=inner)
-
-
-def test_shapes_win_over_the_order():
-    # PyTorch without a bias: the weight's gradient sums over 8 tokens, and comes first.
-    work = [other(1), mm(10, 1, 8), mm(20, 2, 4), other(2)]
-    gradients = split_gradients(work, tokens=8, outputs=4)
-    assert gradients is not None
-    assert [[w.duration_ns for w in half] for half in gradients] == [[20], [1, 10, 2]]
-
-
-@pytest.mark.parametrize("work", [[], [other(3)], [product(3), other(1)], [product(1)] * 3])
-def test_a_frozen_or_deferred_weight_is_not_split(work):
-    assert split_gradients(work, tokens=8, outputs=4) is None
+@pytest.mark.parametrize(
+    ("work", "number"),
+    [([], 0), ([other(3)], 0), ([product(3), other(1)], 1), ([product(1)] * 3, 3)],
+)
+def test_products_without_calls_of_their_own_count_each(work, number):
+    assert num_products(work) == number
 
 
 def test_a_kernel_of_nccl_tells_its_collective_and_group():

@@ -27,7 +27,6 @@ from forerun.calib.workload.config import (
     Experts,
     Recompute,
     RunConfig,
-    Schedule,
     Sharding,
 )
 
@@ -124,15 +123,13 @@ def test_two_stages_are_interleaved_only_where_messages_overlap(layout: Layout) 
 
 
 def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
-    """A schedule of its own goes with virtual stages, transfers beside tp with a split sequence."""
-    par = {"is_sequence_parallel": True, "overlaps_tp": True, "schedule": Schedule.ZERO_BUBBLE_H1}
+    """Transfers beside tp go with a split sequence."""
+    par = {"is_sequence_parallel": True, "overlaps_tp": True}
     config = layout(tp=2, pp=2, samples=32, par=par, model={"num_layers": 8})
     layouts = [one.parallelism for one in cells_of(config, 4).plain_layouts()]
     assert {one.is_sequence_parallel for one in layouts if one.tp > 1} == {False, True}
     for one in layouts:
         assert one.overlaps_tp == one.is_sequence_parallel
-        wanted = Schedule.ZERO_BUBBLE_H1 if one.vp == 1 else Schedule.ONE_F_ONE_B
-        assert one.schedule is wanted
     assert {one.vp for one in layouts} == {1, 2, 4}
 
 
@@ -208,23 +205,6 @@ def test_thousands_of_ranks_are_split(layout: Layout) -> None:
 def test_no_ranks_are_refused(layout: Layout) -> None:
     with pytest.raises(ConfigError, match="gpus 0 is below 1"):
         cells_of(layout(), 0)
-
-
-@pytest.mark.parametrize("sharding", [Sharding.OPTIMIZER, Sharding.GRADS, Sharding.WEIGHTS])
-def test_pipelines_of_deepspeed_shard_the_optimizer_alone(
-    layout: Layout, sharding: Sharding
-) -> None:
-    """Its engine refuses a pipeline beyond ZeRO-1 (``deepspeed/runtime/pipe/engine.py``)."""
-    plain = layout(dp=4)
-    par = replace(
-        plain.parallelism,
-        engine=Engine.DEEPSPEED,
-        is_optimizer_distributed=True,
-        sharding=sharding,
-    )
-    configs = cells_of(replace(plain, parallelism=par), 4).plain_layouts()
-    is_deep = sharding is not Sharding.OPTIMIZER
-    assert any(one.parallelism.pp > 1 for one in configs) is not is_deep
 
 
 FRAMEWORKS = ("Megatron-LM 0.16", "PyTorch 2.13", "transformers 5.24", "torchtitan 0.2")

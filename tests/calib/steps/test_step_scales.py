@@ -11,6 +11,7 @@ import pytest
 from step_fixtures import timed
 from tiny_shape import of_width
 
+from forerun.benchmarks.protocols.table_steps import design, expected_sigma_log
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.records.step_rows import StepRow
@@ -26,7 +27,6 @@ from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.steps.priced_items import FAMILY, SCALE
 from forerun.calib.steps.scales import EFFECT_SIGMA_LOG, Effect, effects_of
-from forerun.calib.steps.step_tables import design, expected_sigma_log
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluation import evaluate, step_times
 from forerun.calib.timeline.items import Item

@@ -163,8 +163,6 @@ def test_transfers_follow_the_fabric_with_most_samples() -> None:
     nbytes = np.array([3e6, 2e8])
     values = np.exp(model.estimate(group, nbytes).log_time)
     assert values == pytest.approx(20e-6 + nbytes / 150e9, rel=0.05)
-    used = transfer_tables([flagged], device=DEVICE, is_flagged_used=True)
-    assert np.exp(used.estimate(group, nbytes).log_time) == pytest.approx([1.0, 1.0], rel=0.1)
 
 
 def test_calls_of_any_role_take_the_curve_of_their_group() -> None:

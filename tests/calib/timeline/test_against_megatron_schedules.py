@@ -61,7 +61,7 @@ PIPELINES = [
 
 @pytest.fixture(scope="module")
 def logs() -> dict[Pipeline, list[list[list[Any]]]]:
-    cases = [{**asdict(p), "schedule": p.schedule.value} for p in PIPELINES]
+    cases = [asdict(p) for p in PIPELINES]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROBE), json.dumps(cases)],
         capture_output=True,

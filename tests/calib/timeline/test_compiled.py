@@ -21,7 +21,7 @@ from forerun.calib.timeline.overlap import exposed_part
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulation import simulate
 from forerun.calib.workload.collectives import Collective
-from forerun.calib.workload.config import Experts, Fp8Recipe, Precision, RunConfig, Schedule
+from forerun.calib.workload.config import Experts, Fp8Recipe, Precision, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 Layout = Callable[..., RunConfig]
@@ -124,10 +124,10 @@ def test_long_pipelines_of_even_stages_continue_exactly(data: st.DataObject) -> 
 
 def test_equal_pipelines_side_by_side_are_those_alone() -> None:
     rng = np.random.default_rng(1)
-    pipeline = Pipeline(num_stages=4, num_microbatches=8, schedule=Schedule.ZERO_BUBBLE_H1)
+    pipeline = Pipeline(num_stages=4, num_microbatches=8)
     other = Pipeline(num_stages=4, num_microbatches=9)
     runs = [
-        (pipeline_costs(rng.random((4, n)), 2 + rng.random((4, n)), weight_gradient_s=0.5), shape)
+        (pipeline_costs(rng.random((4, n)), 2 + rng.random((4, n))), shape)
         for n, shape in ((1, pipeline), (3, other), (2, pipeline))
     ]
     for (costs, shape), simulation in zip(runs, simulate_each(runs), strict=True):

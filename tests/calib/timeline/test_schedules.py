@@ -1,30 +1,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from event_driven_pipeline import links, pipelines
+from event_driven_pipeline import links, passes, peak_in_flight, pipelines
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline.programs import Pass, Pipeline, TaskKind, passes
+from forerun.calib.timeline.programs import Pass, Pipeline, TaskKind
 from forerun.calib.timeline.schedules import (
     num_interleaved_warmup,
     num_warmup,
-    peak_in_flight,
     stage_program,
 )
-from forerun.calib.workload.parallelism import Schedule
 
-LETTERS = {
-    TaskKind.FORWARD: "f",
-    TaskKind.BACKWARD: "b",
-    TaskKind.INPUT_GRADIENT: "b",
-    TaskKind.WEIGHT_GRADIENT: "w",
-}
+LETTERS = {TaskKind.FORWARD: "f", TaskKind.BACKWARD: "b"}
 
 
 def letters(pipeline: Pipeline, stage: int) -> str:
@@ -54,26 +46,13 @@ def test_interleaved_chunks_take_turns_as_in_the_paper() -> None:
     assert letters(pipeline, 3) == "ffff" + "fb" * 12 + "bbbb"
 
 
-def test_zero_bubble_schedules_of_the_paper() -> None:
-    """Qi et al. (2023), figures 2 and 3: four stages; the last one puts 3 and 6 weights off."""
-    h1 = Pipeline(num_stages=4, num_microbatches=8, schedule=Schedule.ZERO_BUBBLE_H1)
-    h2 = replace(h1, schedule=Schedule.ZERO_BUBBLE_H2)
-    assert letters(h1, 0) == "fff" + "fbw" * 5 + "bw" * 3
-    assert letters(h1, 3) == "fb" * 3 + "fbw" * 5 + "www"
-    assert letters(h2, 0) == "f" * 6 + "fbw" * 2 + "bw" * 6
-    assert letters(h2, 3) == "fb" * 6 + "fbw" * 2 + "w" * 6
-
-
 @given(pipeline=pipelines(), data=st.data())
 def test_every_pass_runs_once(pipeline: Pipeline, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, pipeline.num_stages - 1))
     counts = Counter(passes(stage_program(pipeline, stage)))
-    kinds = [TaskKind.FORWARD, TaskKind.BACKWARD]
-    if pipeline.splits_backward:
-        kinds[1:] = [TaskKind.INPUT_GRADIENT, TaskKind.WEIGHT_GRADIENT]
     assert counts == Counter(
         Pass(kind, chunk, index)
-        for kind in kinds
+        for kind in LETTERS
         for chunk in range(stage, pipeline.num_chunks, pipeline.num_stages)
         for index in range(pipeline.num_microbatches)
     )
@@ -97,11 +76,8 @@ def test_activations_in_flight(pipeline: Pipeline, data: st.DataObject) -> None:
     if pipeline.num_virtual_stages > 1:
         warmup = num_interleaved_warmup(pipeline, stage)
         assert peak == min(warmup + 1, m * pipeline.num_virtual_stages)
-    elif pipeline.schedule is Schedule.ONE_F_ONE_B:
-        assert peak == min(m, p - stage) == min(m, num_warmup(p, m, stage) + 1)
     else:
-        limit = p if pipeline.schedule is Schedule.ZERO_BUBBLE_H1 else 2 * p - 1
-        assert peak == min(m, limit)
+        assert peak == min(m, p - stage) == min(m, num_warmup(p, m, stage) + 1)
 
 
 @given(pipeline=pipelines(), data=st.data())
@@ -109,10 +85,8 @@ def test_a_backward_pass_follows_its_forward_pass(pipeline: Pipeline, data: st.D
     stage = data.draw(st.integers(0, pipeline.num_stages - 1))
     order = {task: place for place, task in enumerate(passes(stage_program(pipeline, stage)))}
     for task, place in order.items():
-        if task.kind in (TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT):
+        if task.kind is TaskKind.BACKWARD:
             assert order[task._replace(kind=TaskKind.FORWARD)] < place
-        if task.kind is TaskKind.WEIGHT_GRADIENT:
-            assert order[task._replace(kind=TaskKind.INPUT_GRADIENT)] < place
 
 
 @pytest.mark.parametrize(
@@ -124,7 +98,6 @@ def test_a_backward_pass_follows_its_forward_pass(pipeline: Pipeline, data: st.D
         ({"num_microbatches": 10}, "10 micro-batches in groups of 4 leave 2, fewer than pp 4"),
         ({"num_stages": 1}, "vp 2 on 1 stages"),
         ({"num_stages": 2, "overlaps_p2p": False}, "vp 2 on 2 stages"),
-        ({"schedule": Schedule.ZERO_BUBBLE_H2}, "schedule zb_h2 with vp 2"),
     ],
 )
 def test_what_megatron_refuses_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -29,7 +29,7 @@ def test_spans_agree_with_the_bulk_to_the_last_bit(pipeline: Pipeline, data: st.
         assert last <= simulation.end_s[stage, column]
         busy_s = sum(s.end_s - s.start_s for s in stage_spans if s.kind not in MESSAGES)
         assert busy_s == pytest.approx(simulation.compute_s[stage, column], rel=REL)
-        if pipeline.num_virtual_stages == 1 and not pipeline.splits_backward:
+        if pipeline.num_virtual_stages == 1:
             assert last == simulation.end_s[stage, column]
             transfer_s = sum(s.end_s - s.start_s for s in stage_spans if s.kind in MESSAGES)
             assert transfer_s == pytest.approx(

@@ -16,7 +16,7 @@ import forerun.calib
 from forerun.calib.errors import ConfigError
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.calib.workload.config import RunConfig, Schedule
+from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.config_json import Encoded
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -35,7 +35,6 @@ def written() -> dict[str, Any]:
 
 def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None:
     config = RunConfig.from_json(written)
-    assert config.parallelism.schedule is Schedule.ONE_F_ONE_B
     assert (config.parallelism.cp, config.parallelism.ep, config.model.experts) == (1, 1, None)
     assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     assert RunConfig.from_json(written | {"surprise": 1}) == config
@@ -48,7 +47,7 @@ def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None
         (("recompute",), None),
         (("batch",), 3),
         (("parallelism",), None),
-        (("parallelism", "schedule"), "zz"),
+        (("parallelism", "engine"), "zz"),
         (("parallelism", "tp"), "2"),
         (("parallelism", "chunk_layers"), 3),
         (("model", "experts"), {"num_experts": 4}),

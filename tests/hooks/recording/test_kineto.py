@@ -19,7 +19,6 @@ from torch import nn
 from torch.autograd.profiler import KinetoStepTracker
 from torch.profiler import ProfilerActivity
 
-from forerun.calib.records.kineto_trace import split_gradients, work_of
 from forerun.calib.records.record_kinds import CoverageRecord, StepFlag, StepRecord, TraceRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind, Phase
@@ -28,7 +27,7 @@ from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.kineto import Tracer, reason_against
-from forerun.hooks.recording.traced import MARK, TracedStep, _event
+from forerun.hooks.recording.traced import MARK, TracedStep
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
@@ -110,41 +109,19 @@ def test_the_parts_of_a_linear_are_the_profilers_own_times():
     linears = [r for r in records if r.kind.is_linear]
     sums = {
         phase: sum(r.duration_ns for r in linears if r.phase is phase)
-        for phase in (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.BACKWARD)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
     }
-    # Four linears in two micro-batches, each with two products, the input's gradient first.
-    assert [len(linears), len(products), len(adds)] == [3 * 8, 2 * 8, 8]
-    assert sums[Phase.BACKWARD] == 0
+    # Four linears in two micro-batches, each with two products.
+    assert [len(linears), len(products), len(adds)] == [2 * 8, 2 * 8, 8]
     assert sums[Phase.FORWARD] >= sum(forwards)
-    assert sums[Phase.INPUT_GRADIENT] >= sum(products[0::2])
-    assert sums[Phase.WEIGHT_GRADIENT] >= sum(products[1::2]) + sum(adds)
+    assert sums[Phase.BACKWARD] >= sum(products) + sum(adds)
     shapes = {r.shape for r in linears if r.kind is OperatorKind.LINEAR_FC1}
     assert shapes == {(TOKENS, HIDDEN, FFN)}
     (update,) = (r for r in records if r.phase is Phase.STEP)
     assert update.shape == (sum(p.numel() for p in Loop().model.parameters()),)
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_the_gradients_are_told_apart_by_what_their_products_sum_over(has_bias):
-    loop = Loop()
-    loop.model = nn.Sequential(Mlp())
-    if not has_bias:  # PyTorch then computes the weight's gradient first
-        loop.model[0].linear_fc1.bias = None
-    loop.host = Host(models=(loop.model,), optimizers=(loop.optimizer,))
-    traced = trace(loop)
-    work = work_of([_event(event) for event in traced.events()])
-    # Two micro-batches, each with two products of fc2 and then two of fc1.
-    products = [item for item in work if item.name == "aten::mm"]
-    assert len(products) == 8
-    for first, second in (products[2:4], products[6:8]):
-        assert [first.inner, second.inner] == ([FFN, TOKENS] if has_bias else [TOKENS, FFN])
-        gradients = split_gradients([first, second], tokens=TOKENS, outputs=FFN)
-        assert gradients is not None
-        assert [item.inner for half in gradients for item in half] == [FFN, TOKENS]
-
-
-def test_h2_a_norm_inside_a_linear_goes_back_with_the_inputs_gradient():
-    """It counted as the weight's before: it runs behind both products."""
+def test_h2_a_norm_inside_a_linear_goes_back_with_it():
     loop = Loop()
     loop.model = nn.Sequential(TransformerLayer(1, HIDDEN, FFN, is_fused=True, is_delayed=False))
     loop.host = Host(models=(loop.model,), optimizers=(loop.optimizer,))
@@ -157,12 +134,9 @@ def test_h2_a_norm_inside_a_linear_goes_back_with_the_inputs_gradient():
     records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
     assert [len(norms), len(weights), len(products)] == [2, 2, 8]  # in two micro-batches
     fc1 = [r for r in records if r.kind is OperatorKind.LINEAR_FC1]
-    inputs = [r.duration_ns for r in fc1 if r.phase is Phase.INPUT_GRADIENT]
-    of_weights = [r.duration_ns for r in fc1 if r.phase is Phase.WEIGHT_GRADIENT]
-    assert [len(inputs), len(of_weights)] == [2, 2]
-    for number, product, norm in zip(inputs, into, norms, strict=True):
-        assert number >= product + norm
-    assert all(number >= product for number, product in zip(of_weights, weights, strict=True))
+    backward = [r.duration_ns for r in fc1 if r.phase is Phase.BACKWARD]
+    for number, *parts in zip(backward, into, norms, weights, strict=True):
+        assert number >= sum(parts)
 
 
 class Delaying(Loop):
@@ -188,7 +162,7 @@ class Delaying(Loop):
 
 
 def test_gradients_that_were_put_off_are_not_called_a_whole_backward_pass():
-    """The products of the weights were no operator's, and those of the inputs both gradients."""
+    """The products of the weights are no operator's here."""
     traced = trace(Delaying())
     products = [e.duration_ns() for e in traced.events() if e.name() in ("aten::mm", "aten::addmm")]
     assert len(products) == 6
@@ -197,10 +171,8 @@ def test_gradients_that_were_put_off_are_not_called_a_whole_backward_pass():
     assert [(r.kind, r.phase) for r in linears] == [
         (OperatorKind.LINEAR_FC1, Phase.FORWARD),
         (OperatorKind.LINEAR_FC2, Phase.FORWARD),
-        (OperatorKind.LINEAR_FC2, Phase.INPUT_GRADIENT),
-        (OperatorKind.LINEAR_FC1, Phase.INPUT_GRADIENT),
     ]
-    for trace_record, product in zip(linears, products[:4], strict=True):
+    for trace_record, product in zip(linears, products[:2], strict=True):
         assert trace_record.duration_ns >= product
 
 

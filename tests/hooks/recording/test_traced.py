@@ -200,8 +200,7 @@ def test_kernels_go_to_the_operator_that_launched_them():
     trace_records = [r for r in trace().records(lambda _: None) if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns, r.num_kernels) for r in trace_records] == [
         (Phase.FORWARD, 40, 1),
-        (Phase.INPUT_GRADIENT, 41, 1),
-        (Phase.WEIGHT_GRADIENT, 59, 3),
+        (Phase.BACKWARD, 41 + 59, 4),
     ]
     assert {(r.step, r.layer, r.shape) for r in trace_records} == {(5, 3, (TOKENS, IN, OUT))}
 
@@ -255,8 +254,7 @@ def test_numbers_of_launches_are_not_those_of_operations(kind, call, numbers):
     events = [kind(**vars(event)) for event in traced.events()]
     assert times(replace(traced, events=lambda: events)) == {
         Phase.FORWARD: (40, 1),
-        Phase.INPUT_GRADIENT: (41, 1),
-        Phase.WEIGHT_GRADIENT: (50, 1),
+        Phase.BACKWARD: (41 + 50, 2),
     }
 
 
@@ -292,8 +290,7 @@ def test_h2_both_products_of_one_node_and_the_norm_behind_them():
     )
     assert times(traced) == {
         Phase.FORWARD: (50, 2),
-        Phase.INPUT_GRADIENT: (41 + 3 + 20 + 4, 4),
-        Phase.WEIGHT_GRADIENT: (5 + 50 + 2, 3),
+        Phase.BACKWARD: (41 + 3 + 20 + 4 + 5 + 50 + 2, 7),
     }
 
 
@@ -316,7 +313,7 @@ def products(first: int, at_ns: int, lasts_ns: int, link: int) -> list[Event]:
     ]
 
 
-def test_h3_products_on_two_streams_count_once_and_are_split_by_the_forward_ones():
+def test_h3_products_on_two_streams_count_once():
     traced = step_of(
         *node(20, 2100, *products(1, 90_000, 40, 20)),
         *node(30, 6100, *products(3, 91_000, 60, 30), *products(5, 92_000, 80, 30)),
@@ -324,8 +321,7 @@ def test_h3_products_on_two_streams_count_once_and_are_split_by_the_forward_ones
     )
     assert times(traced) == {
         Phase.FORWARD: (60, 2),
-        Phase.INPUT_GRADIENT: (90, 2),
-        Phase.WEIGHT_GRADIENT: (120, 2),
+        Phase.BACKWARD: (90 + 120, 4),
     }
 
 
@@ -490,8 +486,7 @@ def test_reductions_of_amax_are_transfers_and_in_no_operator():
     )
     records = traced.records(lambda _: None)
     assert [(r.phase, r.duration_ns) for r in records if isinstance(r, TraceRecord)] == [
-        (Phase.INPUT_GRADIENT, 40),
-        (Phase.WEIGHT_GRADIENT, 53),
+        (Phase.BACKWARD, 40 + 53),
     ]
     (reduced,) = (r for r in records if isinstance(r, CollectiveRecord))
     assert (reduced.collective, reduced.role) == (Collective.ALL_REDUCE, GroupRole.OTHER)
@@ -523,19 +518,17 @@ def test_gradients_that_were_put_off_are_the_linears_own(at_ns):
     trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns, r.num_kernels) for r in trace_records] == [
         (Phase.FORWARD, 81, 2),
-        (Phase.INPUT_GRADIENT, 101, 2),
-        (Phase.WEIGHT_GRADIENT, 121, 2),
+        (Phase.BACKWARD, 101 + 121, 4),
     ]
     assert traced.remark == ""
 
 
 def test_gradients_that_a_users_loop_puts_off_are_left_out_and_said():
-    """Their order is the user's.  The input's gradient was a whole backward pass before."""
+    """Their order is the user's: without them a pass is not whole."""
     traced = delayed_weight_products("backward_dw", 8500)
     trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns) for r in trace_records] == [
         (Phase.FORWARD, 81),
-        (Phase.INPUT_GRADIENT, 101),
     ]
     assert traced.remark == "40 % of the time of kernels in passes belongs to no operator"
 

@@ -35,16 +35,19 @@ def test_its_memory_is_that_of_its_device(device: str, is_known: bool, tmp_path:
 
 
 def test_what_a_table_says_of_sharding_is_read_or_told(tmp_path: Path) -> None:
-    """Rows by stage of ZeRO come back as they were said; a column that nothing reads is named, and
+    """Rows under FSDP come back as they were said; a column that nothing reads is named, and
     one that decides how a model is split refuses its rows."""
     rows = pd.read_csv(PUBLISHED)
     plain = rows[rows["pipeline_model_parallel_size"].fillna(1) == 1].head(2)
     table = tmp_path / "steps.csv"
-    plain.assign(zero_stage=[1, 3], colour="blue").to_csv(table, index=False)
+    plain.assign(fsdp=["optim_grads", "true"], colour="blue").to_csv(table, index=False)
     written = import_table(table, tmp_path)
     assert written.skipped == ("the column colour, which nothing reads",)
     shardings = [row.config.parallelism.sharded for row in read_imported(tmp_path).steps]
-    assert shardings == [Sharding.OPTIMIZER, Sharding.WEIGHTS]
+    assert shardings == [Sharding.GRADS, Sharding.WEIGHTS]
+    plain.assign(zero_stage=[0, 2]).to_csv(table, index=False)
+    (refused,) = import_table(table, tmp_path).skipped
+    assert "zero_stage '2' is DeepSpeed's" in refused
     plain.assign(shard_mode=["", "full"]).to_csv(table, index=False)
     excluded = import_table(table, tmp_path).skipped
     assert [text.partition(": ")[2].partition(" is")[0] for text in excluded[:1]] == [

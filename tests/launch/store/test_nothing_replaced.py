@@ -20,7 +20,7 @@ from forerun.launch.store.publishing import FORECASTS, OWNER, PUBLISHED, forecas
 
 ROOT = Path(__file__).parents[3]
 LOG = ROOT / "tests" / "golden" / "megatron_logs" / "each_iteration.log"
-STEPS = ROOT / "recipes" / "published" / "steps_paper_implied.csv"
+STEPS = ROOT / "recipes" / "published" / "steps_sailor.csv.gz"
 NCCL = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 1048576 step: 2(factor) warmup iters: 5
 #  Rank  0 Group  0 Pid 1 on host device  0 [0x07] NVIDIA H100 80GB HBM3
 #  Rank  1 Group  0 Pid 2 on host device  1 [0x08] NVIDIA H100 80GB HBM3

@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -379,12 +378,3 @@ def test_a_trace_that_unpacks_without_end_is_refused(
         ["import", "kineto", str(path), "--out", str(tmp_path / "o.csv")], capsys
     )
     assert code == 3 and "MiB" in message
-
-
-def test_a_table_to_validate_with_other_content_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "t.parquet"
-    pd.DataFrame({"a": [[1], [2]]}).to_parquet(path)
-    code, message = run_verb(["validate", "operators", str(path)], capsys)
-    assert code in (2, 3) and len(message.splitlines()) == 1

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from planted_collectives import planted_collectives
 
-from forerun.calib.validation import score_collectives, score_rows, transfer_splits
+from forerun.benchmarks.protocols.scores import score_collectives, score_rows, transfer_splits
 
 
 def test_repeats_of_a_payload_are_on_one_side_and_a_fifth_is_scored() -> None:

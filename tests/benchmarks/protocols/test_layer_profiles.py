@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from forerun.benchmarks.protocols.table_steps import LayerTimes, TableSteps, times_key
 from forerun.calib.layers.blocks import BlockKind
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.step_tables import LayerTimes, row_times, times_key
+from forerun.calib.steps.step_tables import row_times
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.workload.collectives import CollectiveCall, GroupRole
 from forerun.calib.workload.config import (
@@ -80,7 +81,7 @@ def passes_s(profiled: StepRow, times: LayerTimes, kind: BlockKind) -> tuple[flo
 
 
 def times_of(profiled: StepRow) -> LayerTimes:
-    times = row_times(profiled, [profiles()])
+    times = TableSteps([profiles()]).base(profiled)
     assert isinstance(times, LayerTimes)
     return times
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from step_fixtures import grid, timed
 
+from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.calib.importers.canonical_tables import read_table
 from forerun.calib.records.cluster import StatedNodes
-from forerun.calib.steps.step_tables import TableSteps
 
 
 def test_a_machine_that_is_slower_by_a_constant_is_calibrated_to_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.validation import concat_scored, figures, noise_floors, score_rows
+from forerun.benchmarks.protocols.scores import concat_scored, figures, noise_floors, score_rows
 
 
 def scored(

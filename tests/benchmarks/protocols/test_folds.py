@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_fixtures import grid
 
+from forerun.benchmarks.protocols.scores import MAX_HELD_OUT, MAX_SUBSETS, Fold, step_folds
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.validation import MAX_HELD_OUT, MAX_SUBSETS, Fold, step_folds
 
 
 def two_machines() -> list[StepRow]:

@@ -26,14 +26,19 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from .errors import ForerunError
-from .fit import Refusal, Timed, device_prior, fit_machine, refuse
-from .memory import memory
-from .network import CollectiveModel, Group, Samples, fit_transfers, network_prior, stated_network
-from .records import StatedNodes, StepKind, StepPredictions, StepRow
-from .regressors import first_minimum
-from .steps import groups_of, timed_rows
-from .workload import Collective
+from forerun.calib.errors import ForerunError
+from forerun.calib.memory import memory
+from forerun.calib.network import (
+    CollectiveModel,
+    Group,
+    Samples,
+    fit_transfers,
+    network_prior,
+)
+from forerun.calib.records import StepKind, StepPredictions, StepRow
+from forerun.calib.regressors import first_minimum
+from forerun.calib.steps.operator_tables import groups_of
+from forerun.calib.workload import Collective
 
 RANDOM, LEAVE_TP, LEAVE_SPAN, LEAVE_ONE_OUT = "random", "leave_tp", "leave_span", "leave_one_out"
 PROTOCOLS: Mapping[str, Mapping[str, str]] = {
@@ -132,37 +137,6 @@ class Split:
     """False if every seed gives the same split."""
 
 
-def score_operators(
-    frame: pd.DataFrame, protocol: str, seeds: Sequence[int], *, fit: Fit = fit_machine
-) -> pd.DataFrame:
-    """Return scored rows of a canonical table of operators; none if it is too small for the
-    protocol.
-
-    A group is an operator in one phase. All operators of a device are fitted together, without a
-    prior: every figure is from the table alone. Splits that do not depend on the seed are scored
-    once.
-    """
-    parts = []
-    for device, rows in _devices(frame):
-        cells = _cells(rows)
-        for place, seed in enumerate(seeds):
-            for train, test in _masks(rows, protocol, seed, is_repeated=place > 0):
-                if not test.any():
-                    continue
-                known = {
-                    n: timed.take(train[at]) for n, (timed, at) in cells.items() if train[at].any()
-                }
-                model = fit(known, device=device)
-                for name in known:
-                    timed, at = cells[name]
-                    if test[at].any():
-                        test_samples = timed.take(test[at])
-                        prediction = model.predict(name, test_samples.batch)
-                        logs = prediction.log_time, prediction.low, prediction.high
-                        parts.append(scored(protocol, name, test_samples.time_s, *logs))
-    return concat_scored(parts)
-
-
 def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the deviation of repeats of one shape from their median, which no predictor can beat.
 
@@ -178,19 +152,6 @@ def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
     spread = ((frame["time_s"] - median).abs() / median)[count > 1]
     by_name = spread.groupby(name, sort=False)
     return pd.DataFrame({"mean_frac": by_name.mean(), "median_frac": by_name.median()})
-
-
-def implausible(frame: pd.DataFrame) -> list[Refusal]:
-    """Return the refusals of the fit's gates on the whole canonical table, device by device.
-
-    Refused rows train no model, but are scored like all others.
-    """
-    refusals: list[Refusal] = []
-    for device, rows in _devices(frame):
-        prior = device_prior(device)
-        groups = {name: timed for name, (timed, _) in _cells(rows).items()}
-        refusals += refuse(groups, prior.peaks_for if prior.num_units else None)[1]
-    return refusals
 
 
 def samples_of(rows: pd.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -240,40 +201,9 @@ def generator(device: str, group: str, protocol: str, seed: int) -> np.random.Ge
     return np.random.default_rng([seed, zlib.crc32(f"{device}/{group}/{protocol}".encode())])
 
 
-def _devices(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the usable rows of each device, grouped by operator and numbered from 0."""
-    for device, rows in frame[frame["flag"] == ""].groupby("device", sort=False):
-        order = np.argsort(pd.factorize(rows["group"])[0], kind="stable")
-        yield str(device), rows.iloc[order].reset_index(drop=True)
-
-
-def _cells(rows: pd.DataFrame) -> dict[str, tuple[Timed, NDArray[np.int64]]]:
-    """Return each operator in one phase, with the positions of its rows."""
-    return {
-        f"{group}/{phase}": (timed_rows(cell_rows), cell_rows.index.to_numpy())
-        for (group, _, phase), cell_rows in rows.groupby(["group", "kind", "phase"], sort=False)
-    }
-
-
-def _masks(rows: pd.DataFrame, protocol: str, seed: int, *, is_repeated: bool) -> Iterable[Mask]:
-    """Return pairs of masks: rows of a device that train together, and rows that they are scored
-    on."""
-    masks: dict[str, NDArray[np.bool_]] = {}
-    for (device, group), group_rows in rows.groupby(["device", "group"], sort=False):
-        sample, tp = samples_of(group_rows)
-        rng = generator(str(device), str(group), protocol, seed)
-        for label, split in sample_splits(tp, protocol, rng):
-            train, test = masks.setdefault(label, np.zeros((2, len(rows)), dtype=bool))
-            train[group_rows.index] = split.train[sample]
-            test[group_rows.index] = split.test[sample] & (split.is_drawn or not is_repeated)
-    return masks.values()
-
-
-def fit_network(
-    samples: Mapping[Group, Samples], device: str, *, cluster: StatedNodes | None = None
-) -> CollectiveModel:
-    """Fit the transfer model of one machine's curves, with the stated figures of its nodes."""
-    return fit_transfers(samples, stated_network(cluster or StatedNodes(), network_prior(device)))
+def fit_network(samples: Mapping[Group, Samples], device: str) -> CollectiveModel:
+    """Fit the transfer model of one machine's curves."""
+    return fit_transfers(samples, network_prior(device))
 
 
 def score_collectives(
@@ -471,23 +401,6 @@ def step_results(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
             last = {"is_synthetic": True} if is_synthetic else {}
             results.append({**head, **_step_figures(part), **last})
     return results
-
-
-def step_rows(rows: pd.DataFrame, table: str) -> list[dict[str, Any]]:
-    """Return every scored row of every draw: measured, predicted, interval, memory."""
-    records = []
-    for one in rows.to_dict("records"):
-        row: StepRow = one["row"]
-        record = {
-            "table": table,
-            **{name: one[name] for name in ("protocol", "draw", "machine", "group")},
-            "row_id": row.row_id,
-            **{name: _number(one[name]) for name in TIMES},
-            "measured_memory_nbytes": row.measured_memory_nbytes,
-            "predicted_memory_nbytes": _number(one["memory_nbytes"]),
-        }
-        records.append(record | ({"reason": one["reason"]} if one["reason"] else {}))
-    return records
 
 
 def worst_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
