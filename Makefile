@@ -69,7 +69,6 @@ $(NEWEST)/.ready: setup.cfg pyproject.toml
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python docs/lexicon.py
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The site, into docs-out; a warning is an error.  The reference is written from the code first.
