@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         safe_launch_id,
     )
     from .launch_note import LaunchNote, is_module
-    from .node_topology import NodeTopology, detect_links, detect_node
+    from .node_topology import NodeTopology, detect_node
     from .pacing import PAUSE_S, SLICE_S, Pacer
     from .post_import import when_imported
     from .ranks import SIZES, current_rank, rank_in_training, run_id
