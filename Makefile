@@ -22,7 +22,7 @@ SIDE_BY_SIDE = -n auto --dist loadfile --no-loadscope-reorder
 PYVERSION = $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
 CONSTRAINED = $(addprefix -c ,$(wildcard constraints-py$(PYVERSION).txt))
 
-.PHONY: setup quickstart test test-all test-newest check docs dist bench gpu-report gpu-page clean
+.PHONY: setup quickstart test test-room test-all test-newest check docs dist bench gpu-report gpu-page clean
 
 setup: $(VENV)/.ready
 
@@ -42,6 +42,12 @@ quickstart: setup
 # What a change is likeliest to break: in 6 minutes on two cores that do nothing else.
 test: setup
 	$(BIN)/python -m pytest -q -m 'not slow' $(SIDE_BY_SIDE)
+
+# Fast tests of one room, examples in docstrings, layers: make test-room ROOM=calib/steps
+test-room: setup
+	$(if $(ROOM),,$(error ROOM is not given; give a folder of tests/, as in make test-room ROOM=calib/steps))
+	$(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile tests/$(ROOM) tests/test_layering.py \
+	    tests/calib/test_doctests.py
 
 # All there is, before a merge.
 test-all: setup
@@ -69,7 +75,6 @@ $(NEWEST)/.ready: setup.cfg pyproject.toml
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python docs/lexicon.py
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The site, into docs-out; a warning is an error.  The reference is written from the code first.

@@ -24,7 +24,11 @@ def lazy_getattr(package: str) -> Callable[[str], Any]:
             homes.update(exported_names(package))
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(homes[name], package), name)
+        # ``from`` takes an AttributeError of ours for a missing name, and hides what was wrong.
+        try:
+            value = getattr(import_module(homes[name], package), name)
+        except AttributeError as err:
+            raise ImportError(f"{name} of {package}{homes[name]}: {err}") from err
         setattr(sys.modules[package], name, value)
         return value
 

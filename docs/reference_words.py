@@ -88,7 +88,6 @@ FOREIGN_VARIABLES = {
     "and restarts",
     "OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE, PMI_RANK, PMI_SIZE, PMIX_NAMESPACE, MPI_LOCALRANKID, MPI_LOCALNRANKS": "the "
     "same under MPI",
-    "NCPUS": "under PBS, where ranks are pinned: how many cores of the node the job may use",
     "SLURM_*, SLURMD_NODENAME": "the job, its limits, how it was submitted, and the rank under `srun`",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "`0`: `import torch` calls nobody; start with "
     "`-m forerun.launch` then",

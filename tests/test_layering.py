@@ -6,7 +6,9 @@ import ast
 import configparser
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,10 +56,15 @@ def layer_of(module: str) -> str:
     return parts[0] if parts[0] == "recipes" else "/".join(parts[:2])
 
 
+@cache
+def syntax(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """(dotted name from the root, is our own) for every import in the file, at any depth."""
     package = path.relative_to(ROOT).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax(path)):
         if isinstance(node, ast.Import):
             yield from ((alias.name, False) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -69,6 +76,7 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
                 yield node.module or "", False
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Which of our modules each of them imports, also in functions and for types alone."""
     known = {dotted(path): path for layer in TOP for path in modules(layer)}
@@ -101,12 +109,70 @@ def test_nothing_of_ours_is_imported_by_its_installed_name() -> None:
     assert not wrong
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    remaining = arrows()
+def shortest_circle(of: Mapping[str, Set[str]]) -> list[str]:
+    """A shortest way from a module back to itself, with it at both ends; empty if there is none."""
+    remaining = dict(of)
     while free := [name for name, others in remaining.items() if not others & remaining.keys()]:
         for name in free:
             del remaining[name]
-    assert not remaining, f"a circle is among {sorted(remaining)}"
+    circles = filter(None, (_way_back(start, remaining) for start in sorted(remaining)))
+    return min(circles, key=len, default=[])
+
+
+def _way_back(start: str, of: Mapping[str, Set[str]]) -> list[str]:
+    ways, seen = deque([[start]]), set[str]()
+    while ways:
+        way = ways.popleft()
+        for other in sorted(of[way[-1]] & of.keys() - seen):
+            if other == start:
+                return [*way, start]
+            seen.add(other)
+            ways.append([*way, other])
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    circle = shortest_circle(arrows())
+    assert not circle, f"imports go in a circle: {' -> '.join(circle)}"
+
+
+@pytest.mark.parametrize(
+    ("of", "circle"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, ""),
+        ({"a": {"b"}, "b": {"a"}}, "a b a"),
+        # A long circle, a short one below it, and what only leads there.
+        ({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}, "d e d"),
+        ({"a": {"a", "b"}, "b": set()}, "a a"),
+    ],
+)
+def test_a_circle_is_named_as_the_circle(of: dict[str, set[str]], circle: str) -> None:
+    assert " ".join(shortest_circle(of)) == circle
+
+
+def test_a_face_does_not_hide_what_is_wrong_in_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    face = """
+from typing import TYPE_CHECKING
+from forerun.faces import lazy_getattr
+if TYPE_CHECKING:
+    from .broken import Good
+    from .incomplete import Gone
+__getattr__ = lazy_getattr(__name__)
+"""
+    package = tmp_path / "planted_face"
+    package.mkdir()
+    (package / "__init__.py").write_text(face)
+    (package / "broken.py").write_text("import ast\nGood = ast.no_such_thing\n")
+    (package / "incomplete.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"Good of planted_face\.broken: .*no_such_thing"):
+        exec("from planted_face import Good")
+    with pytest.raises(ImportError, match=r"Gone of planted_face\.incomplete: .*Gone"):
+        exec("from planted_face import Gone")
+    with pytest.raises(ImportError, match="cannot import name 'Other'"):
+        exec("from planted_face import Other")
 
 
 def test_the_declared_rooms_are_those_that_exist() -> None:
@@ -136,7 +202,7 @@ def test_only_the_store_touches_files() -> None:
     for path in modules("calib"):
         if path.relative_to(ROOT / "calib").as_posix() in STORES:
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(syntax(path)):
             if isinstance(node, ast.Call):
                 func = node.func
                 name = func.id if isinstance(func, ast.Name) else getattr(func, "attr", "")
@@ -179,7 +245,7 @@ def test_public_signatures_of_the_core_say_what_they_take() -> None:
     for path in modules("calib"):
         inside = path.relative_to(ROOT / "calib")
         places = {inside.as_posix(), inside.parts[0]}
-        for node in public_functions(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in public_functions(syntax(path)):
             if says_any(node):
                 unsaid -= places
                 if not places & ANYTHING_IN.keys():

@@ -99,8 +99,8 @@ def _optional_libraries() -> dict[str, Any]:
 
     from torch._C import _distributed_c10d
 
-    from forerun.hooks.process import detect_links
     from forerun.hooks.recording import find_exchange
+    from forerun.launch.known import detect_links
 
     return {
         "links": asdict(detect_links()),

@@ -10,10 +10,12 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .cluster import (
         KEYS,
+        LINKS,
         NVL72,
         Cluster,
         GpuInterconnect,
         Origin,
+        SeenLinks,
         SeenNode,
         StatedNodes,
         joined_clusters,

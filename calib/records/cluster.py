@@ -17,6 +17,8 @@ from ..workload import Parallelism, QuickEnum, decode, encode_fields
 NVL72 = 72
 """GPUs that NVLink joins in a GB200 or GB300 rack: eighteen hosts of four (NVIDIA's data sheets of
 both)."""
+LINKS = "links.json"
+"""File beside a run's records with the ``SeenLinks`` of the companion's node."""
 _DOMAINS: Mapping[str, int] = {"gb300": NVL72, "gb200": NVL72}
 """Usual number of GPUs that NVLink joins across hosts, by a part of the device's name: the size in
 which both are sold.  A rack of 36 has to be stated."""
@@ -49,6 +51,17 @@ class Origin(QuickEnum):
     SEEN = "seen"
     """Read from the system of a node."""
     STATED = "stated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenLinks:
+    """NVLink topology of one node as the driver reports it."""
+
+    num_gpus: int = 0
+    joint: str = ""
+    """Value of a ``GpuInterconnect``; empty if unknown."""
+    fabric: str = ""
+    """Cluster and clique; ``none`` if the driver reports no multi-node NVLink domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +233,24 @@ class Cluster:
         if is_cut and num_ranks > domain and num_ranks % _SEGMENT == 0:
             domain = _SEGMENT
         return replace(parallelism, ranks_per_node=max(domain, local))
+
+    def with_links(self, links: SeenLinks) -> Cluster:
+        """Return the cluster with links that the driver reports, where nodes have none of their
+        own.
+
+        >>> Cluster(seen=(SeenNode(),)).with_links(SeenLinks(joint="mesh")).node.joint
+        'mesh'
+        """
+        seen = (
+            replace(
+                node,
+                num_gpus=node.num_gpus or links.num_gpus,
+                joint=node.joint or links.joint,
+                fabric=node.fabric or links.fabric,
+            )
+            for node in self.seen
+        )
+        return replace(self, seen=tuple(seen))
 
     def to_json(self) -> JsonObject:
         """Return a JSON value that ``from_json`` reads back."""

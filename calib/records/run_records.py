@@ -11,7 +11,7 @@ from typing import TypeVar
 from ..errors import ConfigError, RecordError
 from ..plain_json import JsonObject
 from ..workload import RecordingDetail, RecordingPlan, RunConfig, recording_plan
-from .cluster import Cluster, joined_clusters
+from .cluster import Cluster, SeenLinks, joined_clusters
 from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRecord, from_dict
 
@@ -182,9 +182,15 @@ class SummaryFile(_Lines):
 
 
 def join_ranks(
-    run_id: str, files: Iterable[RankFile], summaries: SummaryFile | None = None
+    run_id: str,
+    files: Iterable[RankFile],
+    summaries: SummaryFile | None = None,
+    links: SeenLinks | None = None,
 ) -> RunRecords:
-    """Combine the files of a run; a file of another run is named and skipped."""
+    """Combine the files of a run; a file of another run is named and skipped.
+
+    ``links`` are those of the companion's node, which is that of the last rank.
+    """
     ordered = sorted(files, key=lambda file: file.name)
     problems = [problem for file in ordered for problem in file.reported_problems()]
     world_size = _usual_world_size(run_id, ordered)
@@ -216,7 +222,7 @@ def join_ranks(
         problems += summaries.problems
     run = RunRecords(
         run_id=run_id,
-        headers=_by_rank(headers),
+        headers=_with_links(_by_rank(headers), links or SeenLinks()),
         configs=_by_rank(configs),
         loops=_by_rank(loops),
         records=_by_rank(records),
@@ -225,6 +231,20 @@ def join_ranks(
     return replace(
         run, problems=(*problems, *_missing_rank_problems(run)), configs=_on_domains(run)
     )
+
+
+def _with_links(headers: dict[int, Header], links: SeenLinks) -> dict[int, Header]:
+    """Return headers whose nodes have these links: all nodes are alike, but each may be in an
+    NVLink domain of its own, which is known of the last alone."""
+    firsts = [rank for rank, header in headers.items() if header.cluster]
+    if links == SeenLinks() or not firsts:
+        return headers
+    of_others = replace(links, fabric="")
+    for rank in firsts:
+        cluster = Cluster.from_json(headers[rank].cluster)
+        cluster = cluster.with_links(links if rank == firsts[-1] else of_others)
+        headers[rank] = replace(headers[rank], cluster=cluster.to_json())
+    return headers
 
 
 def _on_domains(run: RunRecords) -> dict[int, RunConfig]:

@@ -19,17 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..errors import RecordError
+from ..errors import ConfigError, RecordError
+from ..plain_json import parse_json
 from ..records import (
+    LINKS,
     MAX_LINE_NBYTES,
     RankFile,
     RunRecords,
+    SeenLinks,
     SummaryFile,
     Tail,
     join_ranks,
     parse_header,
     replace_by,
 )
+from ..workload import decode
 from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 
@@ -75,7 +79,7 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
     files = [_read_into(path, rank_file(path)) for path in paths]
     sent = home / run_id / SUMMARIES
     summaries = _read_into(sent, SummaryFile(SUMMARIES)) if sent.exists() else None
-    return check_readable(join_ranks(run_id, files, summaries))
+    return check_readable(join_ranks(run_id, files, summaries, _links(home / run_id)))
 
 
 def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") -> None:
@@ -185,6 +189,15 @@ def rank_paths(folder: Path) -> list[Path]:
     return [path for _, path in sorted((sent | local_paths).items())]
 
 
+def _links(folder: Path) -> SeenLinks:
+    """Return the links that the companion read; empty if it wrote none, or not such a file."""
+    try:
+        with (folder / LINKS).open(encoding="utf-8") as file:
+            return decode(SeenLinks, parse_json(file.read(MAX_LINE_NBYTES)))
+    except (OSError, ValueError, ConfigError):
+        return SeenLinks()
+
+
 def rank_file(path: Path) -> RankFile:
     """Return a rank's file before it is read; reports name it with its run."""
     return RankFile(f"{path.parent.name}/{path.name}")
@@ -230,7 +243,8 @@ class RunReader:
             self._forget()
             is_whole = True
         files = [self._read_rank(path) for path in paths]
-        run = join_ranks(self._run_id, files, self._read_summaries(folder / SUMMARIES))
+        summaries = self._read_summaries(folder / SUMMARIES)
+        run = join_ranks(self._run_id, files, summaries, _links(folder))
         return NewRecords(run=check_readable(run), is_whole=is_whole)
 
     def _forget(self) -> None:

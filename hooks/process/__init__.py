@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .cores import PAUSE_S, SLICE_S, Pacer, move_to_spare_cores
     from .events import CollectionWatch, in_forked_child
     from .free_memory import LEAST_NBYTES, free_nbytes, make_first_to_go
     from .guard import THREAD_NAME_PREFIX, Guard, is_failing
@@ -76,7 +75,8 @@ if TYPE_CHECKING:
         safe_launch_id,
     )
     from .launch_note import LaunchNote, is_module
-    from .node_topology import NodeTopology, detect_links, detect_node
+    from .node_topology import NodeTopology, detect_node
+    from .pacing import PAUSE_S, SLICE_S, Pacer
     from .post_import import when_imported
     from .ranks import SIZES, current_rank, rank_in_training, run_id
     from .settings import (

@@ -30,9 +30,9 @@ from ...calib.records import (
     hours_remaining,
     progress,
 )
-from .cores import Pacer
 from .host import Reference, reference
 from .launch_identity import launch_folder
+from .pacing import Pacer
 
 FORECAST = "forecast.json"
 HOST_VALUES, HOST_TABLES = "host_values.json", "host_tables.jsonl"

@@ -36,7 +36,6 @@ from ..process import (
     Guard,
     Pacer,
     is_failing,
-    move_to_spare_cores,
     running_version,
 )
 from ..sensors import StepLog
@@ -153,8 +152,6 @@ class RecordWriter:
     def _run(self) -> None:
         handle = self._guard.protect(self._handle)
         idle = self._guard.protect(self._idle)
-        # Before the companion is started, which inherits the cores of this thread.
-        self._guard.protect(move_to_spare_cores)()
         idle()
         while True:
             try:

@@ -75,7 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if queue.wait_for_end(_MEMORY_TICK_S):
             publisher.end()
             return 0
+    from ..known import write_links
     from .companion_loop import CompanionLoop  # loads pandas and the models
+
+    settings = companion_settings.settings
+    write_links(settings.directory / "records" / settings.rank.run_id)
 
     companion_loop = CompanionLoop(
         companion_settings,
@@ -90,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         time.time(), is_analysed=shutdown.remaining_s > _MARGIN * longest_s, has_ended=has_ended
     )
     if shutdown.remaining_s > _MARGIN * longest_s > 0:
-        _cache_fit(companion_settings.settings.directory)
+        _cache_fit(settings.directory)
     return 0
 
 

@@ -21,6 +21,7 @@ from shutil import which
 from ... import _forerun_autoload as entry
 from ...calib.arguments import split_launcher, split_variables, variables_of
 from ...calib.errors import ConfigError
+from ...calib.records import Cluster
 from ...hooks.process import (
     PACKAGES,
     VARIABLE,
@@ -31,6 +32,7 @@ from ...hooks.process import (
     installed_version,
     missing_packages,
 )
+from ..known import detect_links
 from ..options import inner_launch_line, parse
 from ..sinks import has_key
 from .arguments import RUN_ID, add_schema, declare, print_json, print_notes
@@ -266,7 +268,8 @@ def _nccl() -> Finding:
 
 def _network() -> Finding:
     """Return the network topology that a run on this node would detect."""
-    if text := detect_node(os.environ, num_ranks=0, num_local_ranks=0).text:
+    node = detect_node(os.environ, num_ranks=0, num_local_ranks=0)
+    if text := Cluster(seen=(node,)).with_links(detect_links()).seen[0].text:
         return Finding("network", text)
     value = "not visible here: the usual links of the device are assumed"
     text = "describe it to predict and plan with --cluster FILE; see docs/cluster.md"

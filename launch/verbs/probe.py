@@ -29,6 +29,7 @@ from ...calib.workload import (
     RunConfig,
 )
 from ...hooks.process import NodeTopology, RankInfo
+from ..known import detect_links
 from .arguments import ExitCode, declare, print_json
 
 if TYPE_CHECKING:
@@ -160,8 +161,11 @@ def _write(
     directory: Path, rank: RankInfo, device: str, config: RunConfig, records: Iterable[Record]
 ) -> None:
     """Write one file per rank, as hooks do."""
-    from ...calib.records import SCHEMA, Header, RunRecord, WindowRecord, to_dict
+    from ...calib.records import SCHEMA, Cluster, Header, RunRecord, WindowRecord, to_dict
 
+    cluster = Cluster.from_json(NodeTopology(rank, os.environ).cluster_json())
+    if cluster.seen:
+        cluster = cluster.with_links(detect_links())
     header = Header(
         schema=SCHEMA,
         run_id=rank.run_id,
@@ -170,7 +174,7 @@ def _write(
         created_by="forerun probe",
         device=device,
         started_unix_s=time.time(),
-        cluster=NodeTopology(rank, os.environ).cluster_json(),
+        cluster=cluster.to_json() if cluster.seen else {},
     )
     end = WindowRecord(window=0, first_step=0, last_step=0, num_faults=0, num_dropped=0)
     lines = [header, RunRecord(config=config.to_json()), *records, end]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
+from forerun.calib.records.cluster import LINKS, Cluster, SeenNode, StatedNodes
 from forerun.calib.records.record_kinds import Header, from_dict, to_dict
 from forerun.calib.records.run_records import RunRecords, parse_header
+from forerun.calib.samples.store import RunReader, read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig
 from tests.calib.samples.conftest import header
@@ -72,3 +75,31 @@ def test_what_is_said_later_goes_before(config: RunConfig) -> None:
     assert later.config().parallelism.ranks_per_node == 4
     restated = later.with_stated(StatedNodes())
     assert restated.config() == first.config() and restated.cluster() == first.cluster()
+
+
+@pytest.mark.parametrize(
+    ("text", "joint", "fabrics"),
+    [
+        ('{"num_gpus": 4, "joint": "mesh", "fabric": "a/1"}', "mesh", ["", "a/1"]),
+        ('{"fabric": "none"}', "", ["", "none"]),
+        ('{"lasers": 3}', "", ["", ""]),
+        ("[", "", ["", ""]),
+    ],
+)
+def test_links_that_the_companion_read_reach_the_table(
+    text: str, joint: str, fabrics: list[str], tmp_path: Path
+) -> None:
+    """Two hosts of two ranks; the companion is beside the last rank."""
+    folder = tmp_path / "records" / "run-a"
+    folder.mkdir(parents=True)
+    node = replace(HOST, num_ranks=4, num_local_ranks=2)
+    for rank in range(4):
+        seen = Cluster(seen=(node,)).to_json() if rank % 2 == 0 else {}
+        line = json.dumps(to_dict(header(rank, world_size=4, cluster=seen)))
+        (folder / f"rank-{rank:05d}.jsonl").write_text(line + "\n")
+    reader = RunReader(tmp_path, "run-a")
+    assert reader.read().run.cluster.node.joint == ""
+    (folder / LINKS).write_text(text)
+    for run in (read_run(tmp_path), reader.read().run):
+        assert run.cluster.node == replace(node, joint=joint)
+        assert [seen.fabric for seen in run.cluster.seen] == fabrics

@@ -1,10 +1,8 @@
-"""Topology of a node, read from planted trees of ``/sys`` and from a mock driver."""
+"""Topology of a node, read from planted trees of ``/sys``."""
 
 from __future__ import annotations
 
-import ctypes
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,8 +10,6 @@ from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
 from forerun.hooks.process.node_topology import (
     VARIABLES,
     NodeTopology,
-    SeenLinks,
-    detect_links,
     detect_node,
 )
 from forerun.hooks.process.settings import RankInfo
@@ -61,7 +57,7 @@ def interface(root: Path, name: str, *, speed: str = "25000", has_device: bool =
 
 
 def seen(root: Path, **environ: str) -> SeenNode:
-    return detect_node(environ, num_ranks=16, num_local_ranks=8, root=root, links=SeenLinks)
+    return detect_node(environ, num_ranks=16, num_local_ranks=8, root=root)
 
 
 @pytest.fixture
@@ -163,104 +159,6 @@ def test_only_settings_of_nccl_are_kept_and_short(tmp_path: Path) -> None:
     text = str(Cluster(seen=(node,)).to_json())
     assert "secret" not in text and "/w/me" not in text
     assert len(text) < 3000
-
-
-class Driver:
-    """A driver's library whose first GPU has links to ``peers``."""
-
-    def __init__(self, *, num_gpus: int, peers: list[str], fabric: bytes = b"", state: int = 3):
-        self.num_gpus, self.peers, self.state = num_gpus, peers, state
-        self.cluster = fabric.ljust(16, b"\0")
-        self.num_open = 0
-
-    def nvmlInit_v2(self) -> int:
-        self.num_open += 1
-        return 0
-
-    def nvmlShutdown(self) -> int:
-        self.num_open -= 1
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, out: Any) -> int:
-        out._obj.value = self.num_gpus
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: int, out: Any) -> int:
-        out._obj.value = 1
-        return 0
-
-    def nvmlDeviceGetNvLinkState(self, device: Any, link: int, out: Any) -> int:
-        out._obj.value = int(link < len(self.peers))
-        return 0
-
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, device: Any, link: int, out: Any) -> int:
-        out._obj.value = 2 if self.peers[link] == "switch" else 0
-        return 0
-
-    def nvmlDeviceGetNvLinkRemotePciInfo_v2(self, device: Any, link: int, out: Any) -> int:
-        out._obj.bus_id = self.peers[link].encode()
-        return 0
-
-    def nvmlDeviceGetGpuFabricInfoV(self, device: Any, out: Any) -> int:
-        # The header's size and version: 36 bytes, version 2.
-        assert ctypes.sizeof(out._obj) == 0x24 and out._obj.version == 0x02000024
-        ctypes.memmove(out._obj.cluster, self.cluster, 16)
-        out._obj.clique, out._obj.state = 7, self.state
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "peers", "joint"),
-    [
-        (8, ["switch"] * 18, "switch"),
-        (4, ["a", "a", "b", "b", "c", "c"], "mesh"),
-        (8, ["a", "b", "c", "c", "d", "d"], "cube"),
-        (8, [], "pcie"),
-        (8, ["a", "a"], "bridge"),
-        (4, ["a", "b"], ""),
-        (1, [], ""),
-    ],
-)
-def test_what_joins_gpus_is_told_by_their_links(
-    num_gpus: int, peers: list[str], joint: str
-) -> None:
-    driver = Driver(num_gpus=num_gpus, peers=peers)
-    links = detect_links(lambda _: driver)
-    assert (links.num_gpus, links.joint) == (num_gpus, joint)
-    assert driver.num_open == 0
-
-
-@pytest.mark.parametrize(("mode", "joint"), [(0, "pcie"), (1, "")])
-def test_instances_of_a_gpu_are_not_joined_by_pcie(mode: int, joint: str) -> None:
-    class Parted(Driver):
-        def nvmlDeviceGetMigMode(self, device: Any, current: Any, pending: Any) -> int:
-            current._obj.value, pending._obj.value = mode, 1
-            return 0
-
-    links = detect_links(lambda _: Parted(num_gpus=8, peers=[]))
-    assert (links.num_gpus, links.joint) == (8, joint)
-
-
-def test_a_domain_of_hosts_has_a_name() -> None:
-    rack = detect_links(lambda _: Driver(num_gpus=4, peers=["switch"], fabric=b"rack"))
-    assert rack.fabric == b"rack".ljust(16, b"\0").hex() + "/7"
-    none = detect_links(lambda _: Driver(num_gpus=8, peers=["switch"]))
-    starting = detect_links(lambda _: Driver(num_gpus=4, peers=["switch"], fabric=b"rack", state=2))
-    assert none.fabric == starting.fabric == "none"
-
-
-def test_a_driver_that_is_not_there_or_old_is_no_fault() -> None:
-    def missing(name: str) -> object:
-        raise OSError(name)
-
-    class Old:
-        def nvmlInit_v2(self) -> int:
-            return 0
-
-        def nvmlShutdown(self) -> int:
-            return 0
-
-    assert detect_links(missing) == detect_links(lambda _: Old()) == SeenLinks()
 
 
 def test_the_first_rank_of_a_node_tells_and_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:

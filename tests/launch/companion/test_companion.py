@@ -297,11 +297,16 @@ def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     lines = [json.dumps(event(step)) for step in range(WINDOW_END)]
     lines += [json.dumps({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1})]
     # On a busy machine an analysis takes longer than the end of a run waits for.
-    done = started(directory, launch_id="first", leave_after_s=200.0)
+    links = (
+        "from forerun.calib.records import SeenLinks; from forerun.launch.known import node_links; "
+        "node_links.detect_links = lambda: SeenLinks(num_gpus=4, joint='mesh')"
+    )
+    done = started(directory, launch_id="first", leave_after_s=200.0, before=links)
     output, errors = done.communicate("\n".join(["{damaged", *lines, ""]))
     assert done.returncode == 0, errors
     assert "[forerun] stopped " in output and "[forerun] checked: " in output
     assert f"[forerun] report: {directory}/report.html" in output
+    assert '"mesh"' in (directory / "records" / "golden-run" / "links.json").read_text("utf-8")
     for folder in (directory, directory / "runs" / "first"):
         assert (folder / "report.md").exists()
         value = json.loads((folder / "decision.json").read_text(encoding="utf-8"))
