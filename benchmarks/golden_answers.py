@@ -45,7 +45,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         for name, verb, words in (
             ("report", "report", ()),
             ("status", "status", ()),
-            ("compare", "compare", ()),
             ("running", "explain", ("running",)),
             ("explain", "explain", ("running", "1")),
             ("plan", "plan", ("--top", "5")),

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
         Logged,
         append_end,
         append_forecast,
-        end_of_run,
         finish_line,
-        forecasts_of,
         read_forecasts,
         read_remaining_run,
     )

@@ -11,6 +11,7 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .answer_tables import (
         BestLayout,
+        forecast_tables,
         layouts_table,
         markdown,
         notes_of,

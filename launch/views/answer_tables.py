@@ -21,7 +21,14 @@ from ...calib.advice import (
     recompute_text,
 )
 from ...calib.fit import Source
-from ...calib.forecast import RemainingRun, RemainingRunCost, WholeRun, remaining_run_cost
+from ...calib.forecast import (
+    Coverage,
+    Evaluation,
+    RemainingRun,
+    RemainingRunCost,
+    WholeRun,
+    remaining_run_cost,
+)
 from ...calib.memory import Verdict
 from ...calib.records import MARKUP_COMMENT
 from ...calib.search import layout_label
@@ -55,6 +62,8 @@ NUM_WORKS = 20
 """Maximum number of operators and collectives listed, the longest first."""
 NUM_RANKS = 64
 """Maximum number of ranks listed: those that wait longest."""
+NUM_FORECASTS = 12
+"""Maximum number of forecasts listed, evenly spaced, and the last one."""
 PPM = 1e6
 Pictures = Mapping[str, tuple[str, str]]
 """Title and text of pictures, by file path."""
@@ -79,6 +88,40 @@ def tables_of(answer: Answer) -> list[ReportTable]:
             _decided(answer),
         ]
     return [table for table in tables if table.rows]
+
+
+def forecast_tables(track: Evaluation | None) -> list[ReportTable]:
+    """Return tables of the forecasts of a finished run against its end."""
+    if track is None:
+        return []
+    every = max(1, math.ceil(len(track.errors) / NUM_FORECASTS))
+    errors = table_of(
+        "forecasts",
+        "Forecasts of the finish against the end of the run",
+        [*track.errors[:-1:every], *track.errors[-1:]],
+        {
+            "made after step": lambda error: whole_cell(error.iteration),
+            "error": lambda error: Cell(f"{error.error_s:+.1f} s", {" (s)": error.error_s}),
+            "of the whole run": lambda error: _signed(error.of_total_frac),
+            "of what was left": lambda error: _signed(error.of_left_frac),
+            "in 90 %": lambda error: "yes" if error.is_inside else "no",
+        },
+    )
+    coverage = table_of(
+        "coverage",
+        "Share of intervals that held",
+        [pair for pair in zip(track.finish, track.steps, strict=True) if pair[0].num + pair[1].num],
+        {
+            "nominal": lambda pair: frac_cell(pair[0].nominal_frac),
+            "finish": lambda pair: _coverage_text(pair[0]),
+            "single steps": lambda pair: _coverage_text(pair[1]),
+        },
+    )
+    return [table for table in (errors, coverage) if table.rows]
+
+
+def _coverage_text(row: Coverage) -> str:
+    return f"{format_frac(row.observed_frac)} of {row.num}" if row.num else ""
 
 
 def notes_of(answer: Answer) -> list[str]:

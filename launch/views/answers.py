@@ -29,7 +29,6 @@ from ...calib.answers import (
     run_line,
     step_trace,
 )
-from ...calib.errors import RecordError
 from ...calib.forecast import Coverage, Evaluation, PastForecast, remaining_run_cost, step_coverage
 from ...calib.records import CREATED, OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
@@ -43,7 +42,6 @@ from ..store import (
     PICTURES,
     SAMPLES,
     STEPS,
-    Logged,
     Place,
     RunLog,
     StepPoint,
@@ -68,6 +66,7 @@ from ..views.charts import (
 from .answer_tables import (
     NUM_LAYOUTS,
     NUM_MENUS,
+    forecast_tables,
     markdown,
     notes_of,
     tables_of,
@@ -216,10 +215,7 @@ def page_of(
     run_log: RunLog | None = None,
 ) -> Page:
     """Return the content of an answer's page."""
-    try:
-        logged = read_forecasts(directory)
-    except RecordError:
-        logged = Logged(made={}, ended={}, problems=())
+    logged = read_forecasts(directory)
     ended = logged.ended.get(answer.run_id)
     seen = run_log.step_coverage if run_log else ()
     if run_log is None and ended is not None:
@@ -269,6 +265,7 @@ def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") 
     plan = None if modelled is None else modelled.plan
     rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
     script = Markup(_text("what_if.js"))
+    tables = [*tables_of(page.answer), *forecast_tables(page.track)]
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -283,7 +280,7 @@ def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") 
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=_card(page, directory),
         score=finish_line(page.track) if page.track is not None else "",
-        tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables_of(page.answer)},
+        tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables},
         advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
         misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
         figures=figures(page) if drawn is None else drawn,

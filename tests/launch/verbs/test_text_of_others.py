@@ -34,7 +34,7 @@ EVIL = (
     "onerror=alert(1)>\u202e\x9b31m{{7*7}}`touch PWNED`$(touch PWNED)\r\nPWNLINE"
 )
 VERBS = (
-    *(["status"], ["report"], ["report", "--full"], ["plan"], ["plan", "--show", "1"], ["compare"]),
+    *(["status"], ["report"], ["report", "--full"], ["plan"], ["plan", "--show", "1"]),
     *(["explain", "running"], ["normal"], ["diff", "SAME"], ["status", "--json"]),
 )
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=30) | st.just(EVIL)
