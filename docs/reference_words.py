@@ -104,7 +104,6 @@ FOREIGN_VARIABLES = {
 
 OUTPUT_FILES = {
     "report.html": "everything: charts, tables and text; the page needs no network",
-    "report.md": "the same as text",
     "decision.json": "keep running, stop or none yet; the reasons with their numbers; the new command line, "
     "or why there is none",
     "forecast.json": "step time, P50 and P95 of the finish, what they are made of; GPU-hours, cost and "
@@ -120,7 +119,6 @@ OUTPUT_FILES = {
     "timeline.json.gz": "predicted and measured step, for Perfetto or `chrome://tracing`",
     "samples.parquet": "the samples of the newest windows, and of older ones what nothing newer has",
     "steps.parquet": "each step's time and what was said of it before: `run.steps` in Python",
-    "charts/*.svg": "charts of the report as files",
     "request.json": "what was asked of the analysis, and what the run had shown",
     "fit-*.npz": "cache of what was fitted for `predict` and `plan`, read back by the same user until "
     "anything under it changes; may be deleted",

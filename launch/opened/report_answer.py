@@ -36,7 +36,6 @@ from ..views import (
     Part,
     ReportTable,
     forecast_tables,
-    markdown,
     notes_of,
     page_of,
     render,
@@ -88,11 +87,6 @@ class ReportAnswer(PrintableAnswer):
         paths = paths_of(self.directory, PAGE)
         return paths[0] if paths else None
 
-    @property
-    def markdown(self) -> str:
-        """Complete report as Markdown, as in ``report.md``."""
-        return markdown(self.answer)
-
     @cached_property
     def html(self) -> str:
         """Complete page with its charts, as in ``report.html``."""
@@ -100,9 +94,8 @@ class ReportAnswer(PrintableAnswer):
         return render(page, directory=str(self.directory))
 
     def write(self, path: Path | str) -> None:
-        """Write the page, or the Markdown if the name ends in ``.md``."""
-        home = Path(path)
-        write_text(home, self.markdown if home.suffix == ".md" else self.html)
+        """Write the page."""
+        write_text(Path(path), self.html)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of ``forerun report --json``."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         FORECAST,
         FORECASTS,
         OWNER,
-        PICTURES,
         STALE_S,
         STATUS,
         ForecastFile,

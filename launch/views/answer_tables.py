@@ -1,4 +1,4 @@
-"""Tables of a report, defined once for the terminal, Markdown, HTML and W&B."""
+"""Tables of a report, defined once for the terminal, HTML and W&B."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from ...calib.forecast import (
     remaining_run_cost,
 )
 from ...calib.memory import Verdict
-from ...calib.records import MARKUP_COMMENT
 from ...calib.search import layout_label
 from ...calib.shell import printable
 from ...calib.timeline import PART_TEXTS
@@ -42,7 +41,6 @@ from .table import (
     bytes_cell,
     count_cell,
     frac_cell,
-    markdown_of,
     span_cell,
     table_of,
     time_cell,
@@ -65,9 +63,6 @@ NUM_RANKS = 64
 NUM_FORECASTS = 12
 """Maximum number of forecasts listed, evenly spaced, and the last one."""
 PPM = 1e6
-Pictures = Mapping[str, tuple[str, str]]
-"""Title and text of pictures, by file path."""
-_NO_PICTURES: Pictures = {}
 
 
 def tables_of(answer: Answer) -> list[ReportTable]:
@@ -129,17 +124,6 @@ def notes_of(answer: Answer) -> list[str]:
     model_notes = [] if answer.modelled is None else _notes(answer, answer.modelled)
     problems = (f"Problem: {problem}" for problem in answer.problems)
     return [printable(note) for note in (*model_notes, *problems)]
-
-
-def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
-    """Return the report as Markdown, pictures first."""
-    whose = printable(f"Run `{answer.run_id}`, {answer.device}.")
-    lines = ["# Forerun report", "", whose, "", "```"]
-    lines += [*answer.transcript, "```", ""]
-    for path, (title, text) in pictures.items():
-        lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
-    lines += [markdown_of(tables_of(answer)), *notes_of(answer)]
-    return "\n".join(lines) + MARKUP_COMMENT
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:

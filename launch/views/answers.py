@@ -1,4 +1,4 @@
-"""Answer files: JSON for programs, Markdown and HTML for people, a trace for Perfetto."""
+"""Answer files: JSON for programs, HTML for people, a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -39,7 +39,6 @@ from ...hooks.process import FORECAST
 from ..store import (
     FORECASTS,
     MAX_STORED_POINTS,
-    PICTURES,
     SAMPLES,
     STEPS,
     Place,
@@ -67,7 +66,6 @@ from .answer_tables import (
     NUM_LAYOUTS,
     NUM_MENUS,
     forecast_tables,
-    markdown,
     notes_of,
     tables_of,
     what_if_rows,
@@ -148,7 +146,7 @@ def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)
 
 
-PAGE, TEXT = "report.html", "report.md"
+PAGE = "report.html"
 WIDE, NARROW = 820, 358
 """Chart widths in pixels; the narrow one is for a phone screen of 390."""
 _MOST_CHARACTERS = 98
@@ -183,28 +181,13 @@ def write_page(
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
-    """Replace ``report.html``, its chart files, and ``report.md``, which links them.
+    """Replace ``report.html``.
 
     Forecasts and the end are read from ``forecasts.jsonl`` at the top level.  ``run_log`` is the
-    companion's log; without it, the steps of windows are shown.  Raises ``UnwrittenError`` after
-    writing all files that can be written.
+    companion's log; without it, the steps of windows are shown.
     """
-    home, pictures = place.path, {}
-    page = cache(lambda: page_of(place.directory, table, answer, measured, run_log))
-    drawn = cache(lambda: figures(page()))
-
-    def draw(key: str, name: str) -> None:
-        if key in drawn():
-            wide, _ = drawn()[key]
-            write_text(home / name, wide.alone())
-            pictures[name] = wide.title, wide.text
-
-    def whole() -> None:
-        write_text(home / PAGE, render(page(), drawn(), directory=str(place.directory)))
-
-    charts = [(home / name, partial(draw, key, name)) for key, name in PICTURES.items()]
-    text = (home / TEXT, lambda: write_text(home / TEXT, markdown(answer, pictures)))
-    write_each([(home / PAGE, whole), *charts, text])
+    page = page_of(place.directory, table, answer, measured, run_log)
+    write_text(place.path / PAGE, render(page, directory=str(place.directory)))
 
 
 def page_of(
@@ -259,7 +242,7 @@ def figures(page: Page) -> Figures:
     return {key: (wide, narrow) for key, wide, narrow in drawn if wide and narrow}
 
 
-def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") -> str:
+def render(page: Page, *, directory: str = "DIR") -> str:
     """Return the page as HTML; ``directory`` is the one in its commands."""
     modelled = page.answer.modelled
     plan = None if modelled is None else modelled.plan
@@ -283,7 +266,7 @@ def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") 
         tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables},
         advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
         misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
-        figures=figures(page) if drawn is None else drawn,
+        figures=figures(page),
         inline=lambda drawing, key: Markup(drawing.inline(key)),
         notes=page.notes,
         lines=page.answer.transcript,
