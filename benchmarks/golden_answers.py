@@ -99,7 +99,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         f"{place}_{name}": (verb, place, *words)
         for place in ("cpu", "quick")
         for name, verb, words in (
-            ("compare", "compare", ()),
             ("devices", "plan", ("--device", "H100,B200", "--gpus", "8,64", "--top", "2")),
             ("h100", "predict", ("--device", "H100", "--gpus", "8")),
         )

@@ -96,14 +96,14 @@ def _check_answer(out: Path, option: str) -> str:
     plain = option.lstrip("-").replace("-", "_")
     name = SPELLED.get(plain, (plain, None))[0]
     begin = time.monotonic()
-    while not (out / "report.md").exists():  # the companion outlives the launch
+    while not (out / "report.html").exists():  # the companion outlives the launch
         if time.monotonic() - begin > TIMEOUT_S:
             return "wrong: no answer"
         time.sleep(0.5)
     plan = json.loads((out / "answer.json").read_text(encoding="utf-8"))["plan"]
     if name not in plan["config"]["unmodelled"]:
         return "wrong: not named"
-    if name not in (out / "report.md").read_text(encoding="utf-8"):
+    if name not in (out / "report.html").read_text(encoding="utf-8"):
         return "wrong: not in the report"
     others = [one for one in plan["candidates"] if one["micro_batch_size"] != 2]
     least = min(math.log(one["high_s"] / one["low_s"]) / 2 for one in others)

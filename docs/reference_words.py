@@ -14,7 +14,7 @@ program has: `--forerun`, `--forerun-steps=8`. Always write the `=`.""",
 `FORERUN_OFF=1` switches all of it off ([environment variables](environment.md)). A `--calibrate...`
 that your program has as an option of its own, or may have, is left to it, and one line says so.""",
     "verbs": """`forerun VERB --help` prints the same. All verbs but `probe` need the directory, not
-torch; `status`, `watch`, `doctor` and `run` need the standard library alone. Codes with which they end:
+torch; `status`, `doctor` and `run` need the standard library alone. Codes with which they end:
 [exit codes](exit_codes.md). What `--json` prints: [answers](answers.md).""",
     "files": """Each launch has a folder of its own, `DIR/runs/<name>/`; its files lie there, and those
 of the newest launch at the top of DIR as well. All are replaced whole, never written in part. Each JSON
@@ -103,7 +103,6 @@ FOREIGN_VARIABLES = {
 
 OUTPUT_FILES = {
     "report.html": "everything: charts, tables and text; the page needs no network",
-    "report.md": "the same as text",
     "decision.json": "keep running, stop or none yet; the reasons with their numbers; the new command line, "
     "or why there is none",
     "forecast.json": "step time, P50 and P95 of the finish, what they are made of; GPU-hours, cost and "
@@ -115,16 +114,15 @@ OUTPUT_FILES = {
     "drift.json": "changes of the step's level: since when, by how much, and what changed",
     "score.json": "after the run: predicted against actual",
     "stop.json": "only after a stop: after which iteration, why, and the command line to go on with",
-    "status.json": "what the run says now, for `status` and `watch`; renewed while it is live",
+    "status.json": "what the run says now, for `status`; renewed while it is live",
     "timeline.json.gz": "predicted and measured step, for Perfetto or `chrome://tracing`",
     "samples.parquet": "the samples of the newest windows, and of older ones what nothing newer has",
     "steps.parquet": "each step's time and what was said of it before: `run.steps` in Python",
-    "charts/*.svg": "charts of the report as files",
     "request.json": "what was asked of the analysis, and what the run had shown",
     "fit-*.npz": "cache of what was fitted for `predict` and `plan`, read back by the same user until "
     "anything under it changes; may be deleted",
     "report-*.json": "the same of what `report` printed",
-    "forecasts.jsonl": "DIR alone: every forecast that was made and how each run ended, for `compare`",
+    "forecasts.jsonl": "DIR alone: every forecast that was made and how each run ended, for `report`",
     "owner.json": "DIR alone: whose answers lie at its top",
     "runs/*": "DIR alone: a folder for each launch; in it `launch.json`, `host_values.json` and "
     "`host_tables.jsonl` where W&B has a run of training's own, and `stop-request.json` while a "
@@ -146,6 +144,6 @@ OF_ANSWERS = {
     "explain: terms of one layout, or of two": ("explain.schema.json", ""),
     "normal: a run among published ones": ("normal.schema.json", ""),
     "diff: two runs or windows held against each other": ("diff.schema.json", ""),
-    "status: a launch each; also each line of watch": ("status.schema.json", ""),
+    "status: a launch each; also each line of --watch": ("status.schema.json", ""),
     "doctor of a launch: what it wastes, distorts or risks": ("lint.schema.json", ""),
 }

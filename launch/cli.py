@@ -41,8 +41,6 @@ VERBS = {
     "import": "convert measurements of other tools into Forerun's tables",
     "probe": "measure a new machine without training, alone or under torchrun",
     "status": "where a live or finished run is now",
-    "watch": "status as it changes, until the run has ended",
-    "compare": "how accurate the forecasts of finished runs were",
     "diff": "which of two runs is slower, by how much, and where the time went",
     "explain": "where the step time of a layout goes, and why it is faster than another",
     "normal": "whether a run is as fast as published runs, and what differs",
@@ -50,9 +48,9 @@ VERBS = {
     "doctor": "what is installed and would be attached; of a launch: what wastes time",
 }
 """Question that each verb answers; the ``verbs`` module of that name defines its arguments."""
-_MODULES = {"import": "import_tables", "watch": "status"}
+_MODULES = {"import": "import_tables"}
 """Verbs whose module is named differently."""
-_BARE = frozenset({"doctor", "run", "status", "watch"})
+_BARE = frozenset({"doctor", "run", "status"})
 """Verbs that need only the standard library."""
 _CACHED = frozenset({"plan", "predict", "explain", "normal", "report"})
 """Verbs that answer from a cached fit; missing packages are reported only if there is none."""
@@ -67,14 +65,14 @@ over them repeatedly, and once more at exit, takes a tenth of a quick answer's t
 _QUESTIONS = (
     ("when it ends, and where a step goes", "report DIR"),
     ("where the run is now", "status DIR"),
-    ("the same as it changes, until the end", "watch DIR"),
+    ("the same as it changes, until the end", "status DIR --watch"),
     ("how long a step of another layout takes", "predict DIR --tp 4 --mbs 2"),
     ("the best layouts, here or on other GPUs", "plan DIR --gpus 8..1024"),
     ("the launch command of one of them", "plan DIR --show 1"),
     ("step time before any run", "predict --device H100 -- ..."),
     ("why one layout is faster than another", "explain DIR A B"),
     ("whether that rate is normal", "normal DIR"),
-    ("whether the forecasts came true", "compare DIR"),
+    ("whether the forecasts came true", "report DIR --full"),
     ("which of two runs is slower, and why", "diff DIR_A DIR_B"),
     ("how fast a new machine is", "probe --out DIR"),
     ("the same of other tools' logs and traces", "import KIND FILE --out DIR"),

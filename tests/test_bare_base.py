@@ -144,7 +144,6 @@ def test_doctor_looks_at_words_alone(home: Path) -> None:
         ["plan", "runs"],
         ["predict", "runs"],
         ["report", "runs"],
-        ["compare", "runs"],
         ["doctor", "runs"],
         ["import", "kineto", "trace.json", "--out", "table.csv"],
         ["probe", "--out", "runs"],

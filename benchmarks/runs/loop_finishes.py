@@ -14,7 +14,6 @@ from typing import Any
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.megatron_matrix import MODEL
-from forerun.calib.errors import ForerunError
 from forerun.calib.samples import read_table
 from forerun.calib.units import format_count, format_frac
 from forerun.launch.store import read_forecasts
@@ -108,10 +107,7 @@ def _finish(
 ) -> Sequence[str]:
     """Return what was reported, and the errors of the first and of the last forecast."""
     if not forecast.get("reason_no_finish"):
-        try:
-            track = read_forecasts(out).track(run_id)
-        except ForerunError:
-            track = None
+        track = read_forecasts(out).track(run_id)
         if track is None or not track.errors:
             return "no forecast before its end", "", ""
         first, last = track.errors[0], track.errors[-1]

@@ -52,11 +52,6 @@ class PrintableAnswer(ABC):
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_markdown_(self) -> str:
-        from ..views import markdown_of
-
-        return markdown_of(self.parts())
-
     def _repr_html_(self) -> str:
         from ..views import html_of
 

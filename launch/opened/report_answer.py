@@ -11,13 +11,14 @@ from typing import Any
 
 from ...calib.answers import Answer, Request, analyse, with_end, with_prefix
 from ...calib.errors import RecordError
+from ...calib.forecast import Evaluation
 from ...calib.records import stamped, write_text
 from ...calib.samples import SampleTable
 from ...calib.shell import quoted
 from ..known import Loaded, with_normal
 from ..store import (
     SAMPLES,
-    end_of_run,
+    Logged,
     finish_line,
     finite_number,
     object_of_run,
@@ -34,7 +35,7 @@ from ..views import (
     Command,
     Part,
     ReportTable,
-    markdown,
+    forecast_tables,
     notes_of,
     page_of,
     render,
@@ -55,11 +56,15 @@ class ReportAnswer(PrintableAnswer):
     directory: Path
     table: SampleTable
     answer: Answer
+    track: Evaluation | None = None
+    """Evaluation of the run's forecasts, once it has ended."""
+    log_problems: tuple[str, ...] = ()
+    """Damaged lines of the forecast log."""
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems with the records, such as damage."""
-        return self.answer.problems
+        """Problems with the records and the forecast log, such as damage."""
+        return (*self.answer.problems, *self.log_problems)
 
     @property
     def run_id(self) -> str:
@@ -82,11 +87,6 @@ class ReportAnswer(PrintableAnswer):
         paths = paths_of(self.directory, PAGE)
         return paths[0] if paths else None
 
-    @property
-    def markdown(self) -> str:
-        """Complete report as Markdown, as in ``report.md``."""
-        return markdown(self.answer)
-
     @cached_property
     def html(self) -> str:
         """Complete page with its charts, as in ``report.html``."""
@@ -94,19 +94,19 @@ class ReportAnswer(PrintableAnswer):
         return render(page, directory=str(self.directory))
 
     def write(self, path: Path | str) -> None:
-        """Write the page, or the Markdown if the name ends in ``.md``."""
-        home = Path(path)
-        write_text(home, self.markdown if home.suffix == ".md" else self.html)
+        """Write the page."""
+        write_text(Path(path), self.html)
 
     def to_json(self) -> dict[str, Any]:
         """Return the value of ``forerun report --json``."""
-        return stamped({"run_id": self.run_id, **self.answer.to_json()})
+        track = {} if self.track is None else {"track": self.track.to_json()}
+        return stamped({"run_id": self.run_id, **self.answer.to_json(), **track})
 
     def brief(self) -> Iterator[Part]:
         """Yield a report of one screen: transcript, breakdown of the step, and fastest layouts."""
-        tables = tables_of(self.answer)
+        tables = self._tables()
         rows = [(table, _BRIEF[table.key]) for table in tables if table.key in _BRIEF]
-        notes = [note for note in notes_of(self.answer) if note.startswith(_NEEDED)]
+        notes = [note for note in self._notes() if note.startswith(_NEEDED)]
         yield from self._sections([replace(one, rows=one.rows[:most]) for one, most in rows], notes)
         if more := len(tables) - len(rows):
             home = quoted(str(self.directory))
@@ -114,7 +114,13 @@ class ReportAnswer(PrintableAnswer):
 
     def parts(self) -> Iterator[Part]:
         """Return transcript, tables and notes, as printed with ``--full``."""
-        return self._sections(tables_of(self.answer), notes_of(self.answer))
+        return self._sections(self._tables(), self._notes())
+
+    def _tables(self) -> list[ReportTable]:
+        return [*tables_of(self.answer), *forecast_tables(self.track)]
+
+    def _notes(self) -> list[str]:
+        return notes_of(replace(self.answer, problems=self.problems))
 
     def _sections(self, tables: Sequence[ReportTable], notes: Sequence[str]) -> Iterator[Part]:
         yield "\n".join(self.transcript)
@@ -135,15 +141,22 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
         known=loaded.known,
         directory=str(directory),
     )
-    answer = _with_the_past(directory, with_normal(answer, directory), request)
+    logged = read_forecasts(top_of(directory)[0])
+    answer = _with_the_past(directory, with_normal(answer, directory), request, logged)
     if saved is None and answer.ended is None:
         known = f"from records alone, as of step {answer.forecast.steps_done:,}"
         note = f"{known}: whether the run went on is not known"
         answer = replace(answer, transcript=(*with_prefix([note]), *answer.transcript))
-    return ReportAnswer(directory=directory, table=loaded.table, answer=answer)
+    return ReportAnswer(
+        directory=directory,
+        table=loaded.table,
+        answer=answer,
+        track=logged.track(answer.run_id),
+        log_problems=logged.problems,
+    )
 
 
-def _with_the_past(directory: Path, answer: Answer, request: Request) -> Answer:
+def _with_the_past(directory: Path, answer: Answer, request: Request, logged: Logged) -> Answer:
     """Add the finishes predicted during training, and the run's end, if these were stored."""
     top, _ = top_of(directory)
     cached: dict[str, Any] = {}
@@ -161,20 +174,15 @@ def _with_the_past(directory: Path, answer: Answer, request: Request) -> Answer:
     if (modelled := answer.modelled) is not None:
         modelled = replace(modelled, history=modelled.history.with_finishes(finishes))
     answer = replace(answer, modelled=modelled)
-    if (ended := end_of_run(top, answer.run_id)) is None:
+    if (ended := logged.ended.get(answer.run_id)) is None:
         return answer
     answer = with_end(answer, ended, request.goals, directory=str(directory))
-    return replace(answer, transcript=(*answer.transcript, *_scores(top, answer)))
-
-
-def _scores(top: Path, answer: Answer) -> list[str]:
-    """Return lines on what the predictions of a run that has ended were worth."""
     score: dict[str, Any] = {}
-    track = None
     with suppress(RecordError):
         score = object_of_run(top, SCORE, answer.run_id) or {}
-        track = read_forecasts(top).track(answer.run_id)
-    return with_prefix([score_line(score), finish_line(track) if track else ""])
+    track = logged.track(answer.run_id)
+    scores = with_prefix([score_line(score), finish_line(track) if track else ""])
+    return replace(answer, transcript=(*answer.transcript, *scores))
 
 
 def _saved_request(directory: Path, run_id: str) -> Request | None:

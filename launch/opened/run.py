@@ -93,13 +93,13 @@ class Run(PrintableAnswer):
         Raises ``CalibrationError`` if the number of steps is unknown.
         """
         from ...hooks.process import FORECAST
-        from ..store import end_of_run
+        from ..store import read_forecasts
         from .answer_types import RunForecast
 
         value = self._read_published(FORECAST) or self.report().to_json()["forecast"]
         if reason := value.get("reason_no_finish"):
             raise CalibrationError(f"run {self.run_id!r} has no forecast of its end: {reason}")
-        ended = end_of_run(top_of(self.directory)[0], self.run_id)
+        ended = read_forecasts(top_of(self.directory)[0]).ended.get(self.run_id)
         return RunForecast.of(self.run_id, value, ended)
 
     @cached_property
@@ -229,11 +229,11 @@ class Run(PrintableAnswer):
     @property
     def steps(self) -> pd.DataFrame:
         """Steps, one row each, with their predictions: docs/python.md."""
-        from ..store import forecasts_of, read_steps
+        from ..store import read_forecasts, read_steps
         from .step_frame import step_frame
 
         table, (top, _) = self._loaded.table, top_of(self.directory)
-        made = forecasts_of(top, table.run_id)
+        made = read_forecasts(top).made.get(table.run_id, ())
         return step_frame(table, made, read_steps(top, table.run_id))
 
     @cached_property

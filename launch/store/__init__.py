@@ -15,9 +15,7 @@ if TYPE_CHECKING:
         Logged,
         append_end,
         append_forecast,
-        end_of_run,
         finish_line,
-        forecasts_of,
         read_forecasts,
         read_remaining_run,
     )
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
         FORECAST,
         FORECASTS,
         OWNER,
-        PICTURES,
         STALE_S,
         STATUS,
         ForecastFile,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,13 +55,13 @@ def _append(place: Place, value: Mapping[str, Any]) -> None:
 
 
 def read_forecasts(directory: Path) -> Logged:
-    """Read all forecasts and ends of a directory; damaged or foreign lines are reported and
-    skipped.
-
-    Raises ``RecordError`` if there is no such file.
-    """
+    """Read all forecasts and ends of a directory; none if the file is missing.  An unreadable file,
+    and each damaged or foreign line, is a problem."""
     path = forecasts_path(directory)
-    values, problems = read_lines(path)
+    try:
+        values, problems = read_lines(path) if path.exists() else ([], ())
+    except RecordError as err:
+        values, problems = [], (str(err),)
     made: dict[str, list[PastForecast]] = {}
     ended: dict[str, Ended] = {}
     skipped = list(problems)
@@ -83,20 +82,6 @@ def read_forecasts(directory: Path) -> Logged:
         ended=ended,
         problems=tuple(skipped),
     )
-
-
-def end_of_run(directory: Path, run_id: str) -> Ended | None:
-    """Return how a run ended; None if it goes on, or its end was not logged."""
-    with suppress(RecordError):
-        return read_forecasts(directory).ended.get(run_id)
-    return None
-
-
-def forecasts_of(directory: Path, run_id: str) -> tuple[PastForecast, ...]:
-    """Return the logged forecasts of a run, oldest first; empty if there are none."""
-    with suppress(RecordError):
-        return read_forecasts(directory).made.get(run_id, ())
-    return ()
 
 
 def finish_line(evaluation: Evaluation) -> str:

@@ -45,15 +45,9 @@ _T = TypeVar("_T", "StatusFile", "ForecastFile")
 
 OWNER, STATUS, FORECASTS = "owner.json", "status.json", "forecasts.jsonl"
 SCHEMA = 1
-PICTURES = {
-    key: f"charts/{key}.svg"
-    for key in ("layouts", "running", "advised", "timeline", "finish", "steps")
-}
-"""Charts of the report that are also files, for Markdown, mail and W&B, by key."""
 PUBLISHED = (
     *("request.json", "answer.json", "forecast.json", "decision.json", "score.json", "drift.json"),
-    *(STATUS, "samples.parquet", "steps.parquet", "report.md", "report.html", "timeline.json.gz"),
-    *PICTURES.values(),
+    *(STATUS, "samples.parquet", "steps.parquet", "report.html", "timeline.json.gz"),
 )
 """Files of a launch that are published at the top level; never files that give commands."""
 _NUM_NAMED = 2
@@ -222,7 +216,6 @@ class Publisher:
             return
         mark = file_stat.st_ino, file_stat.st_mtime_ns
         if self._published.get(name) != mark:
-            target.parent.mkdir(exist_ok=True)
             show_file(source, target)
             self._published[name] = mark
 

@@ -17,11 +17,12 @@ from ...calib.forecast import (
     Ended,
     Evaluation,
     StepTally,
+    evaluate,
     step_coverage,
 )
 from ...calib.records import TIME, hours_remaining, progress, replace_by
 from ...calib.units import format_frac
-from .forecast_log import append_end, forecasts_of, read_forecasts
+from .forecast_log import append_end, read_forecasts
 from .publishing import Place
 from .run_folders import finite_number, paths_of
 
@@ -305,12 +306,13 @@ class RunLog:
 
     def close(self, place: Place, end_unix_s: float) -> Evaluation | None:
         """Log the run's end and return the evaluation of its forecasts; None if none was made."""
-        made = forecasts_of(place.directory, place.run_id)
+        made = read_forecasts(place.directory).made.get(place.run_id, ())
         if not made or not self._iteration:
             return None
         steps_total = made[-1].iteration + made[-1].steps_left
-        append_end(place, self.ended(place.run_id, end_unix_s, steps_total))
-        return read_forecasts(place.directory).track(place.run_id)
+        ended = self.ended(place.run_id, end_unix_s, steps_total)
+        append_end(place, ended)
+        return evaluate(made, ended)
 
     def ended(self, run_id: str, end_unix_s: float, steps_total: int) -> Ended:
         """Return the end of a run of that length, 0 if unknown, after the steps so far."""

@@ -11,7 +11,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...calib.errors import ConfigError
 from ...calib.records import stamped
 from ...calib.shell import printable
 from ...calib.workload import shown
@@ -87,13 +86,6 @@ def declare(parser: Any, text: str, **more: dict[str, Any]) -> None:
         elif names[0][:2] == "--" and "action" not in spec:
             spec["action"] = "store_true"
         parser.add_argument(*names, **spec)
-
-
-def checked_share(frac: float | None, example: str) -> float | None:
-    """Return the value of ``--fail-over`` as a fraction; ``ConfigError`` if it is not one."""
-    if frac is not None and not 0 <= frac < float("inf"):
-        raise ConfigError(f"--fail-over {frac} is not a share; give 0 or more, such as {example}")
-    return frac
 
 
 class VerbParser(argparse.ArgumentParser):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ...calib.errors import ConfigError
 from ...calib.workload import shown
-from .arguments import ExitCode, add_schema, checked_share, declare, print_json, print_notes
+from .arguments import ExitCode, add_schema, declare, print_json, print_notes
 
 if TYPE_CHECKING:
     from ...calib.samples import SampleTable
 
 _DESCRIPTION = (
     "A and B are directories that --calibrate-dir named, or DIR@WINDOW for windows of a run: DIR@1 "
-    "or DIR@1,2. Compares measurements; for forecasts use compare. Exit codes: 1 if B is slower by "
+    "or DIR@1,2. Compares measurements. Exit codes: 1 if B is slower by "
     "more than --fail-over, 3 if the runs cannot be compared."
 )
 _ARGUMENTS = """
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
 def run_selections(args: argparse.Namespace) -> tuple[RunSelection, RunSelection]:
     """Return A and B; ``ConfigError`` with value, rule and remedy if they are not determined."""
-    checked_share(args.fail_over, "0.05")
+    if (frac := args.fail_over) is not None and not 0 <= frac < float("inf"):
+        raise ConfigError(f"--fail-over {frac} is not a share; give 0 or more, such as 0.05")
     first, second, names = args.first, args.second or args.first, args.run_id or []
     if len(names) > 2:
         raise ConfigError(f"--run-id is given {len(names)} times; give it once for each of A and B")

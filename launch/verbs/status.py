@@ -1,4 +1,4 @@
-"""``forerun status`` and ``forerun watch``: current state of a directory's runs."""
+"""``forerun status``: current state of a directory's runs, once or until none is live."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from ..store import (
     Phase,
     StatusFile,
     finite_number,
-    forecasts_path,
     is_live,
     missing_run_message,
     read_forecasts,
@@ -43,33 +42,33 @@ from ..store import (
 )
 from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, print_notes
 
-_STATUS = (
+_DESCRIPTION = (
     "For each launch of the directory: live, ended, stopped (before its last step), lost (ended "
     "without notice) or logged (read from a log), its step, its end, the decision. Exits with 1 if "
     "the advice is to stop."
 )
-_WATCH = (
-    "Redraws the output of status while a run is live; if standard output is not a terminal, "
-    "prints a line for each change; with --json, a JSON value for each. Ends with the run, or with "
-    "Ctrl-C."
-)
+_ARGUMENTS = f"""
+{DIRECTORY}
+--run-id NAME  only this run (its beginning is enough) or launch
+--watch        redraw it until no run is live, or Ctrl-C; without a terminal, print a line for each
+               change, with --json a JSON value for each
+"""
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
-    """Add the arguments of both verbs."""
-    sub.description = _WATCH if sub.prog.endswith("watch") else _STATUS
-    declare(sub, DIRECTORY + "--run-id NAME  only this run (its beginning is enough) or launch")
+    """Add the arguments of ``status``."""
+    sub.description = _DESCRIPTION
+    declare(sub, _ARGUMENTS)
     add_schema(sub, "status")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the state of each launch, once or until no run is live; return 1 if one should stop."""
-    return watch(args) if args.verb == "watch" else status(args)
+    return watch(args) if args.watch else status(args)
 
 
 _DECISION, _DRIFT = "decision.json", "drift.json"
 _READ = (STATUS, FORECAST, _DECISION, _DRIFT, MARKER)
-_NONE = Logged(made={}, ended={}, problems=())
 
 
 class State(Enum):
@@ -151,8 +150,8 @@ def run_statuses(
     """
     top, launch_run_ids = top_of(directory)
     folders = [directory] if launch_run_ids else _folders(top)
-    problems: list[str] = []
-    logged = _logged(top, problems)
+    logged = read_forecasts(top)
+    problems = [*logged.problems]
     owner = read_object(top / OWNER) or {}
     statuses = []
     for folder in folders:
@@ -188,18 +187,6 @@ def _began(folder: Path) -> tuple[float, str]:
         return os.lstat(folder / LAUNCH).st_mtime, folder.name
     except OSError:
         return 0.0, folder.name
-
-
-def _logged(top: Path, problems: list[str]) -> Logged:
-    if not forecasts_path(top).exists():
-        return _NONE
-    try:
-        logged = read_forecasts(top)
-    except RecordError as err:
-        problems.append(str(err))
-        return _NONE
-    problems += logged.problems
-    return logged
 
 
 def _names(folder: Path, logged: Logged, problems: list[str]) -> tuple[str, tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Presentation of answers: tables, charts, sentences and lines, and their renderers.
 
-In: an ``Answer``, a plan, a difference. Out: text, ``report.html``, Markdown, JSON, rows of sinks.
+In: an ``Answer``, a plan, a difference. Out: text, ``report.html``, JSON, rows of sinks.
 A new value is a column of one table here; a new output is another renderer of the same parts.
 """
 
@@ -11,8 +11,8 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .answer_tables import (
         BestLayout,
+        forecast_tables,
         layouts_table,
-        markdown,
         notes_of,
         plan_notes,
         plans_table,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         ReportTable,
         console,
         html_of,
-        markdown_of,
         markdown_rows,
         print_parts,
         screen_of,

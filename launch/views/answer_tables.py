@@ -1,4 +1,4 @@
-"""Tables of a report, defined once for the terminal, Markdown, HTML and W&B."""
+"""Tables of a report, defined once for the terminal, HTML and W&B."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ from ...calib.advice import (
     recompute_text,
 )
 from ...calib.fit import Source
-from ...calib.forecast import RemainingRun, RemainingRunCost, WholeRun, remaining_run_cost
+from ...calib.forecast import (
+    Coverage,
+    Evaluation,
+    RemainingRun,
+    RemainingRunCost,
+    WholeRun,
+    remaining_run_cost,
+)
 from ...calib.memory import Verdict
-from ...calib.records import MARKUP_COMMENT
 from ...calib.search import layout_label
 from ...calib.shell import printable
 from ...calib.timeline import PART_TEXTS
@@ -35,7 +41,6 @@ from .table import (
     bytes_cell,
     count_cell,
     frac_cell,
-    markdown_of,
     span_cell,
     table_of,
     time_cell,
@@ -55,10 +60,9 @@ NUM_WORKS = 20
 """Maximum number of operators and collectives listed, the longest first."""
 NUM_RANKS = 64
 """Maximum number of ranks listed: those that wait longest."""
+NUM_FORECASTS = 12
+"""Maximum number of forecasts listed, evenly spaced, and the last one."""
 PPM = 1e6
-Pictures = Mapping[str, tuple[str, str]]
-"""Title and text of pictures, by file path."""
-_NO_PICTURES: Pictures = {}
 
 
 def tables_of(answer: Answer) -> list[ReportTable]:
@@ -81,22 +85,45 @@ def tables_of(answer: Answer) -> list[ReportTable]:
     return [table for table in tables if table.rows]
 
 
+def forecast_tables(track: Evaluation | None) -> list[ReportTable]:
+    """Return tables of the forecasts of a finished run against its end."""
+    if track is None:
+        return []
+    every = max(1, math.ceil(len(track.errors) / NUM_FORECASTS))
+    errors = table_of(
+        "forecasts",
+        "Forecasts of the finish against the end of the run",
+        [*track.errors[:-1:every], *track.errors[-1:]],
+        {
+            "made after step": lambda error: whole_cell(error.iteration),
+            "error": lambda error: Cell(f"{error.error_s:+.1f} s", {" (s)": error.error_s}),
+            "of the whole run": lambda error: _signed(error.of_total_frac),
+            "of what was left": lambda error: _signed(error.of_left_frac),
+            "in 90 %": lambda error: "yes" if error.is_inside else "no",
+        },
+    )
+    coverage = table_of(
+        "coverage",
+        "Share of intervals that held",
+        [pair for pair in zip(track.finish, track.steps, strict=True) if pair[0].num + pair[1].num],
+        {
+            "nominal": lambda pair: frac_cell(pair[0].nominal_frac),
+            "finish": lambda pair: _coverage_text(pair[0]),
+            "single steps": lambda pair: _coverage_text(pair[1]),
+        },
+    )
+    return [table for table in (errors, coverage) if table.rows]
+
+
+def _coverage_text(row: Coverage) -> str:
+    return f"{format_frac(row.observed_frac)} of {row.num}" if row.num else ""
+
+
 def notes_of(answer: Answer) -> list[str]:
     """Return the notes below the tables, one sentence each."""
     model_notes = [] if answer.modelled is None else _notes(answer, answer.modelled)
     problems = (f"Problem: {problem}" for problem in answer.problems)
     return [printable(note) for note in (*model_notes, *problems)]
-
-
-def markdown(answer: Answer, pictures: Pictures = _NO_PICTURES) -> str:
-    """Return the report as Markdown, pictures first."""
-    whose = printable(f"Run `{answer.run_id}`, {answer.device}.")
-    lines = ["# Forerun report", "", whose, "", "```"]
-    lines += [*answer.transcript, "```", ""]
-    for path, (title, text) in pictures.items():
-        lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
-    lines += [markdown_of(tables_of(answer)), *notes_of(answer)]
-    return "\n".join(lines) + MARKUP_COMMENT
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:

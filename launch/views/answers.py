@@ -1,4 +1,4 @@
-"""Answer files: JSON for programs, Markdown and HTML for people, a trace for Perfetto."""
+"""Answer files: JSON for programs, HTML for people, a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +29,6 @@ from ...calib.answers import (
     run_line,
     step_trace,
 )
-from ...calib.errors import RecordError
 from ...calib.forecast import Coverage, Evaluation, PastForecast, remaining_run_cost, step_coverage
 from ...calib.records import CREATED, OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
@@ -40,10 +39,8 @@ from ...hooks.process import FORECAST
 from ..store import (
     FORECASTS,
     MAX_STORED_POINTS,
-    PICTURES,
     SAMPLES,
     STEPS,
-    Logged,
     Place,
     RunLog,
     StepPoint,
@@ -68,7 +65,7 @@ from ..views.charts import (
 from .answer_tables import (
     NUM_LAYOUTS,
     NUM_MENUS,
-    markdown,
+    forecast_tables,
     notes_of,
     tables_of,
     what_if_rows,
@@ -149,7 +146,7 @@ def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)
 
 
-PAGE, TEXT = "report.html", "report.md"
+PAGE = "report.html"
 WIDE, NARROW = 820, 358
 """Chart widths in pixels; the narrow one is for a phone screen of 390."""
 _MOST_CHARACTERS = 98
@@ -184,28 +181,13 @@ def write_page(
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
-    """Replace ``report.html``, its chart files, and ``report.md``, which links them.
+    """Replace ``report.html``.
 
     Forecasts and the end are read from ``forecasts.jsonl`` at the top level.  ``run_log`` is the
-    companion's log; without it, the steps of windows are shown.  Raises ``UnwrittenError`` after
-    writing all files that can be written.
+    companion's log; without it, the steps of windows are shown.
     """
-    home, pictures = place.path, {}
-    page = cache(lambda: page_of(place.directory, table, answer, measured, run_log))
-    drawn = cache(lambda: figures(page()))
-
-    def draw(key: str, name: str) -> None:
-        if key in drawn():
-            wide, _ = drawn()[key]
-            write_text(home / name, wide.alone())
-            pictures[name] = wide.title, wide.text
-
-    def whole() -> None:
-        write_text(home / PAGE, render(page(), drawn(), directory=str(place.directory)))
-
-    charts = [(home / name, partial(draw, key, name)) for key, name in PICTURES.items()]
-    text = (home / TEXT, lambda: write_text(home / TEXT, markdown(answer, pictures)))
-    write_each([(home / PAGE, whole), *charts, text])
+    page = page_of(place.directory, table, answer, measured, run_log)
+    write_text(place.path / PAGE, render(page, directory=str(place.directory)))
 
 
 def page_of(
@@ -216,10 +198,7 @@ def page_of(
     run_log: RunLog | None = None,
 ) -> Page:
     """Return the content of an answer's page."""
-    try:
-        logged = read_forecasts(directory)
-    except RecordError:
-        logged = Logged(made={}, ended={}, problems=())
+    logged = read_forecasts(directory)
     ended = logged.ended.get(answer.run_id)
     seen = run_log.step_coverage if run_log else ()
     if run_log is None and ended is not None:
@@ -263,12 +242,13 @@ def figures(page: Page) -> Figures:
     return {key: (wide, narrow) for key, wide, narrow in drawn if wide and narrow}
 
 
-def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") -> str:
+def render(page: Page, *, directory: str = "DIR") -> str:
     """Return the page as HTML; ``directory`` is the one in its commands."""
     modelled = page.answer.modelled
     plan = None if modelled is None else modelled.plan
     rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
     script = Markup(_text("what_if.js"))
+    tables = [*tables_of(page.answer), *forecast_tables(page.track)]
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -283,10 +263,10 @@ def render(page: Page, drawn: Figures | None = None, *, directory: str = "DIR") 
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=_card(page, directory),
         score=finish_line(page.track) if page.track is not None else "",
-        tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables_of(page.answer)},
+        tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables},
         advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
         misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
-        figures=figures(page) if drawn is None else drawn,
+        figures=figures(page),
         inline=lambda drawing, key: Markup(drawing.inline(key)),
         notes=page.notes,
         lines=page.answer.transcript,

@@ -1,4 +1,4 @@
-"""Report tables, and rendering of answers as text, Markdown and HTML and on a terminal."""
+"""Report tables, and rendering of answers as text and HTML and on a terminal."""
 
 from __future__ import annotations
 
@@ -311,17 +311,6 @@ def screen_of(parts: Iterable[Part]) -> str:
     if len(lines) > _LINES:
         lines[_LINES - 1 :] = ["... print() shows all of it"]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def markdown_of(parts: Iterable[Part]) -> str:
-    """Return an answer as Markdown: a heading above each table, preformatted lines as code."""
-    lines: list[str] = []
-    for part in parts:
-        if isinstance(part, ReportTable):
-            lines += [f"## {part.title}", "", *markdown_rows(part.columns, part.rows), ""]
-        elif part.strip():
-            lines += ["```", part, "```", ""] if "\n" in part else [part, ""]
-    return "\n".join(lines)
 
 
 def markdown_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -107,9 +107,7 @@ def test_the_surface_is_frozen() -> None:
             *("--resubmit-script", "--save-before-limit"),
             *("--stop-exit-code", "--stop-patience", "--time-limit"),
         ],
-        "status": ["--help", "--json", "--json-schema", "--run-id"],
-        "watch": ["--help", "--json", "--json-schema", "--run-id"],
-        "compare": ["--fail-over", "--help", "--json"],
+        "status": ["--help", "--json", "--json-schema", "--run-id", "--watch"],
         "diff": [
             *("--fail-over", "--help", "--json", "--json-schema", "--markdown", "--run-id"),
             "--windows",
@@ -229,7 +227,7 @@ def test_doctor_warns_of_two_distributions_of_xgboost(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [("doctor", "--json"), ("compare", "."), ("nothing",)])
+@pytest.mark.parametrize("verb", [("doctor", "--json"), ("status", "."), ("nothing",)])
 def test_an_output_that_is_gone_or_full_is_one_line_and_no_traceback(
     verb: tuple[str, ...], tmp_path: Path
 ) -> None:

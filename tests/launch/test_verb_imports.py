@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize("words", [f"status {ENDED}", f"watch {ENDED}"])
+@pytest.mark.parametrize("words", [f"status {ENDED}", f"status {ENDED} --watch"])
 def test_the_standard_library_is_enough(words: str) -> None:
     assert not loaded(*words.split())
 
@@ -62,10 +62,6 @@ def test_the_standard_library_is_enough(words: str) -> None:
 @pytest.mark.parametrize("words", ["report --help", "doctor"])
 def test_nothing_slow_is_needed_to_be_told_what_there_is(words: str) -> None:
     assert loaded(*words.split()) <= {"numpy"}
-
-
-def test_forecasts_are_scored_without_tables() -> None:
-    assert loaded("compare", str(ENDED)) == {"rich"}
 
 
 @pytest.mark.parametrize("words", ["predict --tp 2", "plan", "explain 1 running"])
@@ -101,8 +97,8 @@ def test_a_report_on_records_alone_is_cached_too(tmp_path: Path) -> None:
     assert "pandas" not in loaded("report", str(home)) and [*home.glob("report-*")]
 
 
-def test_no_colour_where_none_is_wanted() -> None:
-    command = [sys.executable, "-m", "forerun", "compare", str(ENDED)]
+def test_no_colour_where_none_is_wanted(home: Path) -> None:
+    command = [sys.executable, "-m", "forerun", "report", str(home)]
     environ = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
     done = subprocess.run(command, capture_output=True, check=True, env=environ)
     assert b"\x1b" not in done.stdout + done.stderr
@@ -117,5 +113,5 @@ def test_no_colour_where_none_is_wanted() -> None:
         except OSError:  # the other side is closed
             pass
     os.close(ours)
-    assert b"Finish" in shown
+    assert b"Layouts" in shown
     assert not re.search(rb"\x1b\[(\d+;)*[349]\dm", shown)

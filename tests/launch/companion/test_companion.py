@@ -308,7 +308,7 @@ def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     assert f"[forerun] report: {directory}/report.html" in output
     assert '"mesh"' in (directory / "records" / "golden-run" / "links.json").read_text("utf-8")
     for folder in (directory, directory / "runs" / "first"):
-        assert (folder / "report.md").exists()
+        assert (folder / "report.html").exists()
         value = json.loads((folder / "decision.json").read_text(encoding="utf-8"))
         assert (value["run_id"], value["launch_id"]) == ("golden-run", "first")
 

@@ -70,4 +70,4 @@ def test_the_advice_of_a_run_is_what_its_memory_has_room_for(tmp_path: Path) -> 
     assert max(one["memory_nbytes"] for one in advice["choices"]) < PEAK_NBYTES + eight
     (line,) = [line for line in decision["transcript"] if "micro-batch: " in line]
     assert line in done.stdout
-    assert line in (tmp_path / "out" / "report.md").read_text()
+    assert line in (tmp_path / "out" / "report.html").read_text()

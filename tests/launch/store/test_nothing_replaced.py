@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forerun.calib.records import is_ours
 from forerun.launch.cli import main
 from forerun.launch.known.table_files import read_frame
-from forerun.launch.store import PICTURES, Place, Publisher
+from forerun.launch.store import Place, Publisher
 from forerun.launch.store.forecast_log import append_end, read_forecasts
 from forerun.launch.store.publishing import FORECASTS, OWNER, PUBLISHED, forecasts_path
 
@@ -176,7 +176,7 @@ def test_one_name_of_a_users_keeps_a_launch_in_its_own_folder(tmp_path: Path, na
     put(ours.place.path / name, b'{"created_by": "forerun"}')
     ours.publish()
     ours.end()
-    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == [name] * ("/" not in name)
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == [name]
     assert (tmp_path / name).read_text() == "the user's"
 
 
@@ -184,12 +184,12 @@ def test_a_file_that_comes_later_is_left_and_named(tmp_path: Path) -> None:
     ours = Publisher(Place(directory=tmp_path, launch_id="ours", run_id="r"))
     assert ours.begin(2e9) == ""
     put(tmp_path / "report.html", "the user's")
-    for name in ("report.html", "answer.json", *PICTURES.values()):
+    for name in ("report.html", "answer.json"):
         put(ours.place.path / name, b'{"created_by": "forerun"}')
     with pytest.raises(Exception, match=r"report.html: .* was not written by forerun"):
         ours.publish()
     assert (tmp_path / "report.html").read_text() == "the user's"
-    assert is_ours(tmp_path / "answer.json") and is_ours(tmp_path / PICTURES["steps"])
+    assert is_ours(tmp_path / "answer.json")
 
 
 def test_forecasts_beside_a_users_log_are_kept_and_read(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def no_directory(home: Path) -> None:
     home.rmdir()
 
 
-@pytest.mark.parametrize("verb", ["status", "compare", "report"])
+@pytest.mark.parametrize("verb", ["status", "report"])
 @pytest.mark.parametrize(
     ("make", "rule", "remedy"),
     [

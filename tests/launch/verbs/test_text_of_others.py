@@ -22,7 +22,6 @@ from forerun.launch.verbs.arguments import print_notes
 from forerun.launch.views.table import (
     ReportTable,
     html_of,
-    markdown_of,
     text_of,
     time_cell,
     typed_rows,
@@ -34,7 +33,7 @@ EVIL = (
     "onerror=alert(1)>\u202e\x9b31m{{7*7}}`touch PWNED`$(touch PWNED)\r\nPWNLINE"
 )
 VERBS = (
-    *(["status"], ["report"], ["report", "--full"], ["plan"], ["plan", "--show", "1"], ["compare"]),
+    *(["status"], ["report"], ["report", "--full"], ["plan"], ["plan", "--show", "1"]),
     *(["explain", "running"], ["normal"], ["diff", "SAME"], ["status", "--json"]),
 )
 ANY_TEXT = st.text(st.characters(codec="utf-8"), max_size=30) | st.just(EVIL)
@@ -51,7 +50,7 @@ def test_every_door_writes_text_as_text(capsys_text: Capsys, text: str) -> None:
     )
     rows = typed_rows(table)
     assert rows[0]["a"] == printable(text) and rows[1]["b (s)"] == 1.0
-    for whole in (text_of([table]), markdown_of([table]), html_of([table])):
+    for whole in (text_of([table]), html_of([table])):
         assert is_plain(whole) and "<script>" not in html_of([table])
     assert [line.isprintable() for line in with_prefix([text])] == [True] * bool(text)
     print_notes(text)

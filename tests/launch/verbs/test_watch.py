@@ -1,4 +1,4 @@
-"""``watch`` beside a real companion that is told of steps, and on a terminal."""
+"""``status --watch`` beside a real companion that is told of steps, and on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from forerun.launch.verbs.arguments import FOLDER, ExitCode
 
 SCHEMA = json.loads((FOLDER / "status.schema.json").read_text())
 FASTER = "from forerun.launch.companion import status_writer; status_writer.EVERY_S = 0.05"
-WATCH = (sys.executable, "-m", "forerun", "watch")
+WATCH = (sys.executable, "-m", "forerun", "status", "--watch")
 
 
 def step(number: int, time_s: float = 0.5, **more: Any) -> str:

@@ -18,12 +18,12 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.store.forecast_log import read_remaining_run
 from forerun.launch.views.answer_tables import (
     layouts_table,
-    markdown,
     plan_notes,
     rest_json,
     summary_values,
+    tables_of,
 )
-from forerun.launch.views.table import show_table
+from forerun.launch.views.table import show_table, text_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 PRICE = 2.0
@@ -98,7 +98,7 @@ def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
     tokens = answer.known.config.batch.global_batch_size * answer.known.config.model.seq_length
     rate = tokens / answer.measured_step_s
     assert any("tokens/s" in line and " · step " in line for line in answer.transcript)
-    assert "tokens/s per rank" in markdown(answer)
+    assert "tokens/s per rank" in text_of(tables_of(answer))
     answer_json = answer.to_json()
     assert answer_json["decision"]["throughput"]["tokens_per_s"] == pytest.approx(rate)
     running = answer_json["plan"]["own"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from companion_settings import companion_settings
+from json_schema import check
 
 from forerun.calib.records.files import read_lines
 from forerun.calib.samples.store import read_run
@@ -18,6 +18,7 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.store.publishing import FORECASTS
+from forerun.launch.verbs.arguments import file_schema
 from forerun.launch.views.answers import PAGE
 
 ROOT = Path(__file__).parents[3]
@@ -69,27 +70,30 @@ def test_forecasts_and_the_end_are_kept(whole: Path) -> None:
     assert (end["iteration"], end["num_steps"]) == (NUM_STEPS, NUM_STEPS - WINDOW_END)
 
 
+def track_of(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["report", str(directory), "--json"]) == ExitCode.ANSWER
+    value = json.loads(capsys.readouterr().out)
+    check(value["track"], {**file_schema("answer"), "$ref": "#/$defs/track"})
+    return value["track"]
+
+
 def test_the_error_is_that_of_the_first_forecast(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, *_, end = read_lines(whole / FORECASTS)[0]
-    assert main(["compare", str(whole), "--json"]) == ExitCode.ANSWER
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    track = track_of(whole, capsys)
     start = first["unix_s"] - first["elapsed_s"]
     expected = (first["finish_p50_unix_s"] - end["end_unix_s"]) / (end["end_unix_s"] - start)
-    assert run["first_error_of_total_frac"] == pytest.approx(expected)
+    assert track["first_error_of_total_frac"] == pytest.approx(expected)
     score = json.loads((whole / "score.json").read_text(encoding="utf-8"))
-    assert (score["schema"], score["track"]) == (2, run)
+    assert (score["schema"], score["track"]) == (2, track)
     assert score["num_scored_steps"] == NUM_STEPS - WINDOW_END
-
-
-def test_a_threshold_that_is_crossed_exits_1(
-    whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["compare", str(whole), "--fail-over", "0"]) == ExitCode.THRESHOLD
-    assert "scored: the finish was predicted" in capsys.readouterr().out
-    assert main(["compare", str(whole.parent), "--fail-over", "10"]) == ExitCode.ANSWER
-    assert main(["compare", str(whole), "--fail-over", "-1"]) == ExitCode.USAGE
+    assert main(["report", str(whole), "--full"]) == ExitCode.ANSWER
+    lines = capsys.readouterr().out.splitlines()
+    (place,) = [n for n, line in enumerate(lines) if line.startswith("Forecasts of the finish")]
+    row = f"{WINDOW_END} {track['errors'][0]['error_s']:+.1f} s"
+    assert " ".join(lines[place + 3].split()).startswith(row)
+    assert any(line.startswith("Share of intervals that held") for line in lines)
 
 
 @pytest.mark.slow
@@ -98,24 +102,23 @@ def test_a_run_that_was_cut_short_is_not_scored_on_its_finish(
 ) -> None:
     run_to(tmp_path, NUM_STEPS - 4)
     assert "the finish was predicted" not in capsys.readouterr().out
-    assert main(["compare", str(tmp_path), "--fail-over", "0"]) == ExitCode.ANSWER
-    assert "not reached" in capsys.readouterr().out
+    track = track_of(tmp_path, capsys)
+    assert not track["is_complete"] and track["errors"] == []
+    assert track["step_coverage"][0]["num"]
 
 
 def test_damaged_lines_are_named_and_the_rest_is_used(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(whole, home)
     lines = (whole / FORECASTS).read_text(encoding="utf-8").splitlines()
     text = "\n".join([lines[0], lines[0][:40], '{"schema": 1, "kind": "?"}', lines[-1]])
-    (tmp_path / FORECASTS).write_text(text, encoding="utf-8")
-    assert main(["compare", str(tmp_path)]) == ExitCode.ANSWER
-    err = capsys.readouterr().err
-    assert "line 2: damaged" in err and "kind '?'" in err
-
-
-def test_no_forecasts_are_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(tmp_path)]) == ExitCode.NO_DATA
-    assert "--calibrate" in capsys.readouterr().err
+    (home / FORECASTS).write_text(text, encoding="utf-8")
+    assert track_of(home, capsys)["num_forecasts"] == 1
+    assert main(["report", str(home)]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    assert "line 2: damaged" in out and "kind '?'" in out
 
 
 @pytest.mark.slow
@@ -134,11 +137,3 @@ def test_the_page_shows_forecasts_against_the_end(whole: Path) -> None:
     text = (whole / PAGE).read_text(encoding="utf-8")
     assert "scored: the finish was predicted" in text
     assert "actual end" in text and 'id="figure-finish"' in text
-
-
-def test_what_reads_lines_alone_loads_no_models() -> None:
-    code = (
-        "import sys, forerun.launch.verbs.compare; "
-        "sys.exit(bool({'scipy', 'sklearn', 'xgboost'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
