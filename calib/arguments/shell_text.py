@@ -25,6 +25,9 @@ _PARAMETER = re.compile(rf"{_NAME.pattern}|\d+|[#@*]")
 _ASSIGNED = re.compile(r"((?:export|declare|local|readonly)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=")
 _DIRECTIVE = re.compile(r"^#(?:SBATCH|PBS|FLUX:)\s+(--?[\w-]+)[= ]?(\S*)")
 _HERE_DOCUMENT = re.compile(r"<<(?!<)-?[ \t]*([\"']?)([\w.]+)\1")
+_REDIRECTION = re.compile(r"\d*(?:&>>?|>>|>\||<<<|<>|[<>])(?!\()(&(?:\d+-?|-))?&?[ \t]*")
+_ENDS = " \t\r\n;|&<>"
+"""Characters that end a word."""
 _MOST_NESTED = 4
 """Scripts within scripts; a text that holds itself has no end."""
 SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
@@ -41,6 +44,7 @@ _SLICE = re.compile(r"(?:\[[@*]\])?: ?(\d+)(?:: ?(\d+))?")
 _OPENS, _CLOSES = ("for", "select"), ("fi", "done", "esac", "}")
 _ALONE = ("then", "do", "else", "{")
 """Words after which a command begins without a separator."""
+_PROCESS = ("<(", ">(")
 _SEPARATORS = (";", "|", "&", "\n")
 _SLURM = {
     "--nodes": "SLURM_NNODES", "-N": "SLURM_NNODES", "--ntasks": "SLURM_NTASKS",
@@ -75,9 +79,10 @@ _BRACKETS = {"[": "]", "[[": "]]"}
 def commands(text: str, variables: Mapping[str, str] | None = None) -> list[tuple[str, ...]]:
     """Return the words of each command in order, outside loops and branches that may be skipped.
 
-    ``variables`` are set beforehand, the script's arguments by their number.  Variables of
-    libraries (``launchers.is_of_library``) that the script sets for a command or exports precede
-    it.  Raise ``ConfigError`` for an unterminated quote or array, or a script over 1 MiB.
+    Redirections are left out.  ``variables`` are set beforehand, the script's arguments by their
+    number.  Variables of libraries (``launchers.is_of_library``) that the script sets for a command
+    or exports precede it.  Raise ``ConfigError`` for an unterminated quote or array, or a script
+    over 1 MiB.
 
     >>> commands('N=4\\nARGS=(--lr 1 "$N")\\ntorchrun --nnodes $N t.py "${ARGS[@]}" --out $D')
     [('torchrun', '--nnodes', '4', 't.py', '--lr', '1', '4', '--out', '$D')]
@@ -412,8 +417,12 @@ class _Reader:
             elif here := _HERE_DOCUMENT.match(self.text, self.place):
                 self.place = here.end()
                 self.ends.append(here[2])
+            elif redirection := _REDIRECTION.match(self.text, self.place):
+                self.place = redirection.end()
+                if not redirection[1]:
+                    self._word(_ENDS)
             else:
-                self.words += self._word(" \t\r\n;|&")
+                self.words += self._word(_ENDS)
                 is_case = self.words[:1] == ["case"] and self.words[-1] == "in"
                 if is_case or (len(self.words) == 1 and self.words[0] in _ALONE):
                     self.sign = "\n"
@@ -436,7 +445,7 @@ class _Reader:
             self.place += 1
             value = (*before, *self._elements())
         else:
-            value = ("".join(before) + " ".join(self._word(" \t\r\n;|&", is_split=False)),)
+            value = ("".join(before) + " ".join(self._word(_ENDS, is_split=False)),)
         if self._is_passed_over():
             return
         # The branch may be skipped, so its assignments are unknown.
@@ -475,9 +484,9 @@ class _Reader:
             elif char == "\\":
                 parts[-1] += self.text[self.place + 1 : self.place + 2].strip("\n")
                 self.place += 2
-            elif char in "$`":
+            elif char in "$`" or (not quote and self.text[self.place : self.place + 2] in _PROCESS):
                 self._expand(parts, is_split=is_split and not quote)
-            elif not quote and char in ends and not (char == "&" and parts[-1].endswith(">")):
+            elif not quote and char in ends:
                 break
             else:
                 parts[-1] += char
@@ -506,7 +515,7 @@ class _Reader:
             self.place = end + 2 if end >= 0 else len(self.text)
             written = self.text[begin : self.place]
             return written, self._sum(written[3:-2])
-        if self.text[begin] == "`" or self.text.startswith("$(", begin):
+        if self.text[begin] == "`" or self.text.startswith(("$(", *_PROCESS), begin):
             self.place = _closing(self.text, begin)
             return self.text[begin : self.place], None
         if self.text.startswith("${", begin):

@@ -1,4 +1,4 @@
-"""User requests: ``--calibrate-...`` flags, files of arguments, arguments in checkpoints.
+"""User requests: ``--calibrate-...`` flags, files of arguments.
 
 In: words and files. Out: ``Settings`` and ``RunConfig``.
 """

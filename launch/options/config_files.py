@@ -1,13 +1,7 @@
-"""Run descriptions in files: arguments as YAML or JSON, ``config.json``, ours.
-
-Arguments inside a checkpoint are read without running anything in it: torch's ``weights_only``
-unpickler builds only allowed classes.  Megatron's classes are replaced by inert ones of the same
-name, and a checkpoint that needs any other class is refused.
-"""
+"""Run descriptions in files: arguments as YAML or JSON, logs, ``config.json``, ours."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,19 +32,10 @@ from .launch_scripts import read_beginning, read_text, script_hint
 
 # YAML aliases can expand without bound; real files have some hundred values.
 MAX_VALUES = 100_000
-_PLACES = ("common.pt", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
-_BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}
-"""Members of Megatron core's ``AttnBackend``, which a pickle stores by number."""
 _USUAL = re.compile(r"\$\{\w+:(-?)([^}]*)\}")
 """``${NAME:word}``, in which the word is the default of the variable."""
-_FOLDERS = tuple(
-    folder.format(kind)
-    for kind in ("models", "modules")
-    for folder in (".", "{}", "{}/megatron", "configs/{}/megatron", "primus/configs/{}/megatron")
-)
-"""Folders of Primus for models, and for the settings that its modules build on."""
-_PARENTS, _MOST_FILES = 6, 30
-_BASES = ("bases", "extends", "includes")
+_MOST_FILES = 30
+_EXTENDS = "extends"
 _HUGGING_FACE = frozenset({"model_type", "architectures", "is_encoder_decoder"})
 _LOGS = (".log", ".out", ".txt")
 
@@ -61,11 +46,10 @@ def read_config(
     """Return the run that a file describes, on ``num_ranks`` ranks (0: as many as ``base`` has),
     with ``options`` of Megatron over its arguments.
 
-    ``.yaml`` and ``.json`` hold Megatron's arguments (flat, under ``MODEL_ARGS``, or a dumped
-    namespace), a ``RunConfig`` as in the report, or a Hugging Face ``config.json``, whose model and
-    16-bit dtype replace those in ``base``; ``.pt`` and a directory are a checkpoint of Megatron;
-    ``.log``, ``.out`` and ``.txt`` a log of its training, which begins with all arguments.
-    Raises ``ConfigError`` if the file is missing or is none of these.
+    ``.yaml`` and ``.json`` hold Megatron's arguments (flat, in sections, or a dumped namespace), a
+    ``RunConfig`` as in the report, or a Hugging Face ``config.json``, whose model and 16-bit dtype
+    replace those in ``base``; ``.log``, ``.out`` and ``.txt`` are a log of training, which begins
+    with all arguments.  Raises ``ConfigError`` if the file is missing or is none of these.
     """
     ranks = num_ranks or base.parallelism.num_ranks
     value = _parsed(path)
@@ -158,10 +142,11 @@ def completed(command: Sequence[str], options: Sequence[str]) -> tuple[str, ...]
 
 def _parsed(path: Path) -> Mapping[str, Any]:
     if path.is_dir() or path.suffix == ".pt":
-        return _checkpoint_arguments(path)
-    if path.suffix in _LOGS:
-        return _logged(path)
-    return _joined(path, _mapping(path), [])
+        raise ConfigError(
+            f"{path} is a checkpoint, and only text is read; give the log of its training, which "
+            "begins with its arguments, or these as YAML or JSON"
+        )
+    return _logged(path) if path.suffix in _LOGS else _extended(path, [])
 
 
 def _mapping(path: Path) -> Mapping[str, Any]:
@@ -222,98 +207,26 @@ def _is_small(value: Any) -> bool:
     return not waiting
 
 
-class _Inert:
-    """Placeholder for a Megatron object; stores the arguments of its constructor."""
+def _extended(path: Path, read: list[Path]) -> dict[str, Any]:
+    """Return a file's values over those of the files that it ``extends``, which it names from its
+    own folder; ``read`` are the files on the way here.
 
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-    def __str__(self) -> str:
-        first: Any = self.args[0] if self.args else ""
-        is_backend = type(self).__name__ == "AttnBackend"
-        return _BACKENDS.get(first, "auto") if is_backend else str(first)
-
-
-def _checkpoint_arguments(path: Path) -> Mapping[str, Any]:
-    """Return names and values of ``args`` in a checkpoint file or in one iteration's directory.
-
-    Raises ``ConfigError`` if torch is not installed, or if the file is not Megatron's or needs a
-    class that is not Megatron's.
+    ``${NAME:word}`` becomes its word: no variable is looked up.
     """
-    file = next((path / p for p in _PLACES if (path / p).exists()), path)
-    try:
-        import torch
-        from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
-    except ImportError as err:
-        raise ConfigError(f"{file} needs torch to be read; install it, or give YAML") from err
-    # Nothing in the file is run: only tensors, plain values and the inert classes are built.
-    try:
-        allowed = [_stand_in(file, name) for name in get_unsafe_globals_in_checkpoint(str(file))]
-        with safe_globals(allowed):
-            value = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
-    except ConfigError:
-        raise
-    except Exception as err:
-        line = str(err).splitlines()[0] if str(err) else type(err).__name__
-        raise ConfigError(f"{file} is not a checkpoint: {line}; give one of Megatron") from err
-    args = value.get("args") if isinstance(value, dict) else None
-    if not isinstance(args, argparse.Namespace):
-        raise ConfigError(f"{file} holds no args; give a checkpoint of Megatron-LM")
-    return vars(args)
-
-
-def _stand_in(file: Path, name: str) -> Any:
-    if name == "argparse.Namespace":
-        return argparse.Namespace
-    if name.startswith(("megatron.", "signal.")):
-        return type(name.rpartition(".")[2], (_Inert,), {}), name
-    raise ConfigError(
-        f"{file} needs {name}, which is not a class of Megatron and is not loaded; "
-        f"give the arguments as YAML"
-    )
-
-
-def _joined(path: Path, value: Mapping[str, Any], read: list[Path]) -> dict[str, Any]:
-    """Return a file's values over those of the files that it, or its module, builds on.
-
-    A file ``extends`` others; ``modules: NAME: {config, model, overrides}`` builds on two and has
-    the last word by its overrides.  They lie next to the file, or below ``models`` or ``modules``
-    of a parent folder.  ``${NAME:word}`` becomes its word: no variable is looked up.  ``read`` are
-    the files on the way here.  Raises ``ConfigError`` if one is missing, or for several modules.
-    """
-    rest, modules = dict(value), value.get("modules")
-    names = [rest.pop(key) for key in _BASES if isinstance(rest.get(key), str | list)]
-    if isinstance(modules, Mapping) and all(isinstance(one, Mapping) for one in modules.values()):
-        if len(modules) > 1:
-            raise ConfigError(f"{path} has modules {', '.join(map(str, modules))}; keep one")
-        for part in map(dict, rest.pop("modules").values()):
-            names += [
-                part.pop(key) for key in ("config", "model") if isinstance(part.get(key), str)
-            ]
-            if isinstance(part.get("overrides"), Mapping):
-                part |= part.pop("overrides")
-            rest |= part
-    merged: dict[str, Any] = {}
-    for named in names:
-        for name in [named] if isinstance(named, str) else named:
-            merged = _over(merged, _base(path, str(_filled_text(str(name))), read))
-    return _over(merged, _filled(rest))
-
-
-def _base(path: Path, name: str, read: list[Path]) -> dict[str, Any]:
-    """Return the values of a file that another builds on."""
-    folders = list(path.absolute().parents)[:_PARENTS]
-    places = (folder / place / name for folder in folders for place in _FOLDERS)
-    place = next((one for one in places if os.path.isfile(one)), None)
-    if place is None:
-        raise ConfigError(
-            f"{path} builds on {name}, which is not beside it; put that file there, or give the "
-            "launch line after --"
-        )
-    read.append(place)
+    read.append(path)
     if len(read) > _MOST_FILES:
-        raise ConfigError(f"{path} builds on itself, or on over {_MOST_FILES} files; leave one out")
-    return _joined(place, _mapping(place), read)
+        raise ConfigError(f"{path} extends itself, or over {_MOST_FILES} files; leave one out")
+    value, merged = dict(_mapping(path)), dict[str, Any]()
+    names = value.pop(_EXTENDS) if isinstance(value.get(_EXTENDS), str | list) else []
+    for name in [names] if isinstance(names, str) else names:
+        extended = path.parent / str(_filled_text(str(name)))
+        if not os.path.isfile(extended):
+            raise ConfigError(
+                f"{path} extends {name}, which is not beside it; put that file there, or give the "
+                "launch line after --"
+            )
+        merged = _over(merged, _extended(extended, read))
+    return _over(merged, _filled(value))
 
 
 def _over(base: Any, value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
@@ -32,7 +32,6 @@ from ...calib.errors import ConfigError
 MAX_NBYTES = 1 << 20
 """Size limit of a file of arguments or a script; real ones have a few kB."""
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_REDIRECTED = re.compile(r"^\d*(?:>>?|<)(?:&\d*)?")
 _SIZES = ("--num-layers", "--hidden-size")
 _NAMING = ("echo", "printf", "[", "[[", "test", "source", ".")
 """Words of a shell behind which a script is only named."""
@@ -167,7 +166,7 @@ class LaunchScript:
     def _commands(self, text: str) -> list[tuple[str, ...]]:
         try:
             known = _COMPUTED.sub(lambda one: " " * len(one[0]), text)
-            return [tuple(_without_redirection(one)) for one in commands(known, self.variables)]
+            return commands(known, self.variables)
         except ConfigError:
             if text == self.text:
                 raise
@@ -277,15 +276,3 @@ def _trains(words: Sequence[str]) -> bool:
 def _wraps(words: Sequence[str]) -> bool:
     place = _wrapper(words)
     return place is not None and len(words) > place + 1
-
-
-def _without_redirection(words: Sequence[str]) -> Iterator[str]:
-    is_target = False
-    for word in words:
-        match = _REDIRECTED.match(word)
-        if match is not None:
-            is_target = match.end() == len(word) and "&" not in word
-        elif is_target:
-            is_target = False
-        else:
-            yield word

@@ -24,7 +24,7 @@ _NEED_NOTHING = ("-h", "--help", "--json-schema")
 _REPEATED = {"action": "append"}
 _EVIDENCE = """
 --config FILE  another run over this calibration: Megatron's arguments as YAML or JSON, its log, a
-               Hugging Face config.json, a checkpoint; or give its whole command after --
+               Hugging Face config.json; or give its whole command after --
 --anyway  answer although an option of that run is not modelled; its steps or memory may be off
           by a factor of 2 more
 --assume-no-effect NAME  an option of that run's own script changes neither time nor memory (may be

@@ -39,6 +39,7 @@ PLAIN = {
     "H=4 # wide\n    ;;\n  *) L=0;; esac\n"
     "case x$N in x1 ) N=7;; (x[2-3]) N=8;; *) N=9 ;; esac; probe $L $H $N",
     "elements of an array": "A=(1 2 4)\nI=1\nprobe ${A[0]} ${A[$I]} ${A[I+1]}",
+    "redirections": "A='<b>'\nprobe a 2>&1 '<audio>,1' \"2>x\" $A 2> /dev/null c <&0 d>&1 e",
     "joined words": 'D=/data\nprobe --path=$D/x:${D}/y --q="$D z"',
 }
 
@@ -82,6 +83,24 @@ def test_quoted_words_come_back_as_they_are(words: list[str]) -> None:
     quoted = ["'" + word.replace("'", "'\\''") + "'" for word in words]
     results = ours(f'A=({" ".join(quoted)})\nprobe "${{A[@]}}"')
     assert results == [("probe", *(word for word in words if word))]
+
+
+_SMALL = 'a 7 / - _ . : = , + % @ $A ${A} $B/ _$B. $1 \'$A\' "$A" "x$A/$B.z" \\$ ${L[1]} ${C:-$B}'
+_PIECES = st.sampled_from(
+    (*_SMALL.split(), "'q r'", '"$A $B"', '"${L[@]}"', "$((N*2))", "\\ ", "\\\n", "${C:-z}", '""')
+)
+_WORDS = st.lists(_PIECES, min_size=1, max_size=6).map("".join)
+
+
+@pytest.mark.slow
+@given(st.lists(_WORDS, min_size=1, max_size=3))
+def test_any_joined_pieces_are_the_words_of_bash(words: list[str]) -> None:
+    start = f"set -- one\nA=x.y\nB='p q'\nN=4\nL=(u 'v w')\nV={words[0]}\n"
+    script = start + f'probe "$V" {" ".join(words)} | cat'
+    expected = [tuple(word for word in call if word) for call in of_bash(f"set -f\n{script}")]
+    assert [
+        one for one in commands(script, {"#": "1", "1": "one"}) if one[0] == "probe"
+    ] == expected
 
 
 def test_what_only_a_run_can_tell_stays_as_it_is_written() -> None:
