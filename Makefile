@@ -84,11 +84,10 @@ dist: setup
 
 bench: setup
 	$(BIN)/python benchmarks/costs/import_cost.py
-	$(BIN)/python benchmarks/costs/hooks.py
+	$(BIN)/python benchmarks/costs/overhead.py
 	rm -rf bench-out
 	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out --repetitions 3 --sizes recipe
 	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/costs/schedules.py
 	$(BIN)/python benchmarks/costs/plan.py
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/memory.py $(STEPS),@echo "$(NO_STEPS)")
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/steps.py $(STEPS))

@@ -21,8 +21,8 @@ from typing import Any
 
 from PIL import Image
 
-from forerun.benchmarks.browser import WIDTHS, Tab, open_page
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.docs.pictures.browser import WIDTHS, Tab, open_page
 
 SCHEMES = ("light", "dark")
 VIEWS = tuple(f"{width}-{scheme}" for width in WIDTHS for scheme in SCHEMES)

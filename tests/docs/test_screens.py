@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from forerun.benchmarks import browser
+from forerun.docs.pictures import browser
 
 WHOLE = "<!DOCTYPE html><title>t</title><link rel=icon href='data:,'><p>here</p>"
 pytestmark = [

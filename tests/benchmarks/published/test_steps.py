@@ -64,7 +64,6 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
     [
         ("e2e_sailor", 2, 1, 0),
         ("e2e_llmfoundry_mpt_fsdp", 2, 0, 0),
-        ("e2e_neusight", 0, 1, 1),
         ("e2e_megatron_bridge", 6, 0, 1),
         ("e2e_mlperf_llm_systems", 1, 1, 3),
     ],
