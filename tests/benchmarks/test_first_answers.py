@@ -11,8 +11,6 @@ from forerun.benchmarks.first_answers.score import Answer, Launch, read_launches
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.memory.devices import known_device
 
-pytestmark = pytest.mark.slow
-
 LAUNCHES = read_launches()
 GIVEN = 3
 """Launches that came with the cases; the others were looked for."""

@@ -14,8 +14,6 @@ from forerun.calib.steps.step_tables import TableSteps
 from forerun.calib.validation import score_folds, step_folds
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-pytestmark = pytest.mark.slow
-
 
 def test_each_table_is_of_one_source():
     steps = [name for source in SOURCES for name in source.steps]

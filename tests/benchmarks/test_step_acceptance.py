@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "steps.py"

@@ -19,8 +19,6 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.validation import score_folds, step_folds
 from forerun.calib.workload.config import Attention, Parallelism, Recompute
 
-pytestmark = pytest.mark.slow
-
 
 def test_flop_is_narayanans() -> None:
     # Narayanan et al. 2021, section 3: 96 B s l h^2 (1 + s / 6h + V / 16 l h) with full recompute;

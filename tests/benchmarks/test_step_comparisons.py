@@ -14,8 +14,6 @@ from forerun.benchmarks.scoring.step_comparisons import compare
 from forerun.calib.records.step_rows import StepPredictions, StepRow
 from forerun.calib.validation import Fold, score_folds
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class FixedModel:

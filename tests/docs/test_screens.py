@@ -12,7 +12,7 @@ from forerun.docs.pictures import browser
 
 WHOLE = "<!DOCTYPE html><title>t</title><link rel=icon href='data:,'><p>here</p>"
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(browser.find_chromium() is None, reason="no Chromium on PATH"),
 ]
 

@@ -242,7 +242,7 @@ def test_each_layout_is_other_words():
     assert len({*LAYOUTS.values()}) == len(LAYOUTS) and len({*SHARDS.values()}) == len(SHARDS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not CLONES, reason="FORERUN_MEGATRON_CLONES names no folder of clones")
 def test_megatron_is_swept_after_its_predictions(tmp_path):
     clone = sorted(path.parent for path in Path(CLONES).glob("*/pretrain_gpt.py"))[-1]
@@ -257,7 +257,7 @@ def test_megatron_is_swept_after_its_predictions(tmp_path):
     assert f"sha256 {digest(known['predictions']['figures'])}" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path):
     late = tmp_path / "late"
     child = f"import time, pathlib; time.sleep(9); pathlib.Path({str(late)!r}).touch()"

@@ -30,7 +30,7 @@ def test_no_figure_stands_beside_the_tables():
     assert not re.findall(r"\d+ ?(?:%|s|ms|us|GiB)(?!\w)", text)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", COMPUTED)
 def test_what_is_computed_today_is_as_printed(data, name):
     assert differences(name, ROWS[name], COMPUTED[name](data)) == []

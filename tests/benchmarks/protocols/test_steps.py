@@ -24,8 +24,6 @@ from forerun.calib.records.step_rows import StepRow
 from forerun.calib.validation import Fold
 from forerun.calib.workload.config import Fp8Recipe
 
-pytestmark = pytest.mark.slow
-
 
 def two_machines() -> list[StepRow]:
     rows = grid(depths=(8, 16))

@@ -19,7 +19,7 @@ from forerun.calib.validation import PROTOCOLS, score_rows
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.table_files import read_frame
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "published" / "convert.py"

@@ -11,8 +11,6 @@ import pytest
 from forerun.benchmarks.published.operators_ett import read_optimizers
 from forerun.benchmarks.published.readers import read_published
 
-pytestmark = pytest.mark.slow
-
 Golden = Callable[[str], tuple[pd.DataFrame, pd.DataFrame]]
 
 ETT_SHAPES = {

@@ -9,8 +9,6 @@ from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.records.step_rows import StepTable
 from forerun.calib.workload.config import Engine, Schedule, Sharding
 
-pytestmark = pytest.mark.slow
-
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.csv"))
 
 

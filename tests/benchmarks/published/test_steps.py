@@ -28,8 +28,6 @@ from forerun.calib.workload.config import (
     Recompute,
 )
 
-pytestmark = pytest.mark.slow
-
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.csv"))
 
