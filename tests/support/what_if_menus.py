@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from browser import Tab
+
 from forerun.calib.units import format_bytes, format_count, format_time
-from forerun.docs.pictures.browser import Tab
 
 SET = """(wanted => {
   const menus = [...document.querySelectorAll("#what-if-panel select")];

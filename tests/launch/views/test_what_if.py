@@ -10,13 +10,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import browser
 import pytest
 import what_if_menus
 
 import forerun
 from forerun.calib.answers.what_if import MOST_ROWS, what_if
 from forerun.calib.workload.config import RunConfig
-from forerun.docs.pictures import browser
 from forerun.launch.views.answer_tables import NUM_MENUS
 from forerun.launch.views.answers import page_of as made
 from forerun.launch.views.answers import render
