@@ -22,7 +22,7 @@ SIDE_BY_SIDE = -n auto --dist loadfile --no-loadscope-reorder
 PYVERSION = $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
 CONSTRAINED = $(addprefix -c ,$(wildcard constraints-py$(PYVERSION).txt))
 
-.PHONY: setup quickstart test test-room test-all test-newest check docs dist bench gpu-report gpu-page clean
+.PHONY: setup quickstart test test-room test-all test-nightly test-newest check docs dist bench gpu-report gpu-page clean
 
 setup: $(VENV)/.ready
 
@@ -41,24 +41,28 @@ quickstart: setup
 
 # What a change is likeliest to break: in 6 minutes on two cores that do nothing else.
 test: setup
-	$(BIN)/python -m pytest -q -m 'not slow' $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -q -m 'not slow and not nightly' $(SIDE_BY_SIDE)
 
 # Fast tests of one room, examples in docstrings, layers: make test-room ROOM=calib/steps
 test-room: setup
 	$(if $(ROOM),,$(error ROOM is not given; give a folder of tests/, as in make test-room ROOM=calib/steps))
-	$(BIN)/python -m pytest -q -m 'not slow' -n 2 --dist loadfile tests/$(ROOM) tests/test_layering.py \
+	$(BIN)/python -m pytest -q -m 'not slow and not nightly' -n 2 --dist loadfile tests/$(ROOM) tests/test_layering.py \
 	    tests/calib/test_doctests.py
 
-# All there is, before a merge.
+# Before a merge.
 test-all: setup
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -q -m 'not nightly' $(SIDE_BY_SIDE)
+
+# Benchmarks started as a user would, and the commands of the pages.
+test-nightly: setup
+	$(BIN)/python -m pytest -q -m nightly $(SIDE_BY_SIDE)
 
 # What hooks meet tomorrow: the newest torch, transformers and Lightning, as pip gives them, in an
 # environment of their own: tests of hooks (real loops over DDP and FSDP2 among them), the loops of
 # recipes/, the quick start.  It takes 7 minutes of processor time, 2 of them for the environment.
 test-newest: $(NEWEST)/.ready
 	$(NEWEST)/bin/python -c 'import torch; print("torch", torch.__version__)'
-	$(NEWEST)/bin/python -m pytest -q -m 'not slow' tests/hooks $(SIDE_BY_SIDE)
+	$(NEWEST)/bin/python -m pytest -q -m 'not slow and not nightly' tests/hooks $(SIDE_BY_SIDE)
 	$(NEWEST)/bin/python -m pytest -q $(SIDE_BY_SIDE) \
 	    tests/recipes/test_loops.py::test_a_loop_is_seen_described_and_answered
 	rm -rf $(NEWEST_OUT)
@@ -89,11 +93,10 @@ dist: setup
 
 bench: setup
 	$(BIN)/python benchmarks/costs/import_cost.py
-	$(BIN)/python benchmarks/costs/hooks.py
+	$(BIN)/python benchmarks/costs/overhead.py
 	rm -rf bench-out
 	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out --repetitions 3 --sizes recipe
 	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/costs/schedules.py
 	$(BIN)/python benchmarks/costs/plan.py
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/memory.py $(STEPS),@echo "$(NO_STEPS)")
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/steps.py $(STEPS))

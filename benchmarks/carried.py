@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -66,111 +67,61 @@ class Line:
         return frame[frame.groupby(_CURVE).cumcount() % self.every == 0]
 
 
+def _line(name: str, table: str, protocol: str, **more: Any) -> Line:
+    return Line(name=name, table=table, protocol=protocol, **more)
+
+
 LINES = (
-    Line(
-        name="Polaris, 2 to 8 nodes",
-        table=_NCCL_TESTS,
-        protocol="leave_nodes",
-        fabric=_POLARIS,
-        nodes=(1, 2, 8),
+    _line("Polaris, 2 to 8 nodes", _NCCL_TESTS, "leave_nodes", fabric=_POLARIS, nodes=(1, 2, 8)),
+    _line("Polaris, 2 and 8 to 128", _NCCL_TESTS, "leave_nodes", fabric=_POLARIS, scored="128"),
+    _line("Polaris, 2 to 128", _NCCL_TESTS, "leave_span", fabric=_POLARIS, nodes=(2, 128)),
+    _line("H100, 2 to 10 nodes", _NCCL_TESTS, "leave_nodes", fabric="xxrjun"),
+    _line("H100, ranks a node", _NCCL_TESTS, "leave_ranks_per_node", fabric="xxrjun"),
+    _line(
+        "H100, one number of ranks a node known", _NCCL_TESTS, "one_ranks_per_node", fabric="xxrjun"
     ),
-    Line(
-        name="Polaris, 2 and 8 to 128",
-        table=_NCCL_TESTS,
-        protocol="leave_nodes",
-        fabric=_POLARIS,
-        scored="128",
+    _line(
+        "Vidur a100_dgx, ranks a node", _VIDUR, "leave_ranks_per_node", fabric="a100_dgx", every=5
     ),
-    Line(
-        name="Polaris, 2 to 128",
-        table=_NCCL_TESTS,
-        protocol="leave_span",
-        fabric=_POLARIS,
-        nodes=(2, 128),
-    ),
-    Line(name="H100, 2 to 10 nodes", table=_NCCL_TESTS, protocol="leave_nodes", fabric="xxrjun"),
-    Line(
-        name="H100, ranks a node",
-        table=_NCCL_TESTS,
-        protocol="leave_ranks_per_node",
-        fabric="xxrjun",
-    ),
-    Line(
-        name="H100, one number of ranks a node known",
-        table=_NCCL_TESTS,
-        protocol="one_ranks_per_node",
-        fabric="xxrjun",
-    ),
-    Line(
-        name="Vidur a100_dgx, ranks a node",
-        table=_VIDUR,
-        protocol="leave_ranks_per_node",
-        fabric="a100_dgx",
-        every=5,
-    ),
-    Line(
-        name="DeepEP, nodes",
-        table="coll_aic_deepep_alltoall",
-        protocol="leave_nodes",
-        fabric=r"0\.5\.0",
-    ),
-    Line(
-        name="DeepEP, 2 to 8 nodes",
-        table="coll_aic_deepep_alltoall",
-        protocol="leave_span",
-        fabric=r"0\.5\.0",
-    ),
-    Line(
-        name="Perlmutter by sockets, nodes",
-        table="coll_ett",
-        protocol="leave_nodes",
+    _line("DeepEP, nodes", "coll_aic_deepep_alltoall", "leave_nodes", fabric=r"0\.5\.0"),
+    _line("DeepEP, 2 to 8 nodes", "coll_aic_deepep_alltoall", "leave_span", fabric=r"0\.5\.0"),
+    _line(
+        "Perlmutter by sockets, nodes",
+        "coll_ett",
+        "leave_nodes",
         fabric="Perl",
         every=10,
         takes_fallback=True,
     ),
-    Line(
-        name="Perlmutter, 2 to 4 in a node",
-        table="coll_ett",
-        protocol="leave_span",
-        fabric="Perl",
-        every=10,
-    ),
-    Line(name="H100, collective", table=_NCCL_TESTS, protocol="leave_collective", fabric="xxrjun"),
-    Line(
-        name="Polaris, Sirius, Sophia, H100, collective",
-        table=_NCCL_TESTS,
-        protocol="leave_collective",
+    _line("Perlmutter, 2 to 4 in a node", "coll_ett", "leave_span", fabric="Perl", every=10),
+    _line("H100, collective", _NCCL_TESTS, "leave_collective", fabric="xxrjun"),
+    _line(
+        "Polaris, Sirius, Sophia, H100, collective",
+        _NCCL_TESTS,
+        "leave_collective",
         fabric="Polaris|Sirius|Sophia|xxrjun",
     ),
-    Line(
-        name="Polaris, collective", table=_NCCL_TESTS, protocol="leave_collective", fabric=_POLARIS
-    ),
-    Line(name="one node, ten systems, collective", table=_IN_NODE, protocol="leave_collective"),
-    Line(name="Vidur, collective", table=_VIDUR, protocol="leave_collective", every=5),
-    Line(name="Aceso, collective", table=_ACESO, protocol="leave_collective"),
-    Line(
-        name="Perlmutter, collective",
-        table="coll_ett",
-        protocol="leave_collective",
-        fabric="Perl",
-        every=10,
-    ),
-    Line(name="one node, ten systems, two ranks to all", table=_IN_NODE, protocol="pair_to_node"),
-    Line(name="one node, ten systems, fewer ranks to all", table=_IN_NODE, protocol="leave_span"),
-    Line(
-        name="one node, ten systems as if of PCIe, fewer ranks to all",
-        table=_IN_NODE,
-        protocol="leave_span",
+    _line("Polaris, collective", _NCCL_TESTS, "leave_collective", fabric=_POLARIS),
+    _line("one node, ten systems, collective", _IN_NODE, "leave_collective"),
+    _line("Vidur, collective", _VIDUR, "leave_collective", every=5),
+    _line("Aceso, collective", _ACESO, "leave_collective"),
+    _line("Perlmutter, collective", "coll_ett", "leave_collective", fabric="Perl", every=10),
+    _line("one node, ten systems, two ranks to all", _IN_NODE, "pair_to_node"),
+    _line("one node, ten systems, fewer ranks to all", _IN_NODE, "leave_span"),
+    _line(
+        "one node, ten systems as if of PCIe, fewer ranks to all",
+        _IN_NODE,
+        "leave_span",
         prior="l40",
     ),
-    Line(
-        name="one node, ten systems as unknown, fewer ranks to all",
-        table=_IN_NODE,
-        protocol="leave_span",
+    _line(
+        "one node, ten systems as unknown, fewer ranks to all",
+        _IN_NODE,
+        "leave_span",
         prior="unknown",
     ),
-    Line(name="vTrain, two ranks to all", table=_VTRAIN, protocol="pair_to_node", every=5),
-    Line(name="Aceso, two ranks to all", table=_ACESO, protocol="pair_to_node"),
+    _line("vTrain, two ranks to all", _VTRAIN, "pair_to_node", every=5),
+    _line("Aceso, two ranks to all", _ACESO, "pair_to_node"),
 )
 
 

@@ -159,40 +159,6 @@ def _interval(mean: float, half: float) -> str:
     return f"{mean:+.1%}" + (f" ± {half:.1%}" if math.isfinite(half) else "")
 
 
-def layout_table(frame: pd.DataFrame, size: str) -> str:
-    """Return medians over the repetitions of one size, calibrated on one layout; the last column is
-    after three more."""
-    head = ["layout", "predicted", "90 %", "actual", "error", "repetitions inside", THREE]
-    rows, medians = [], []
-    for layout in SIZES[size].layouts():
-        mine = frame[(frame["size"] == size) & (frame["layout"] == layout)]
-        first, after = (mine[mine["protocol"] == protocol] for protocol in (ONE, THREE))
-        if first.empty:
-            continue
-        middle = first[["predicted_s", "low_s", "high_s", "actual_s"]].median()
-        predicted, low, high, actual = middle
-        medians.append((predicted, actual))
-        text = "-"
-        if len(after):
-            text = f"{after['error_frac'].median():+.1%}"
-            text += " (known)" if after["is_known"].iloc[0] else ""
-        rows.append(
-            [
-                layout,
-                f"{predicted:.3f} s",
-                f"{low:.3f} to {high:.3f}",
-                f"{actual:.3f} s",
-                f"{predicted / actual - 1:+.1%}",
-                f"{first['is_inside'].sum()} of {len(first)}",
-                text,
-            ]
-        )
-    text = markdown_table(head, rows)
-    if len(medians) > 2:
-        text += f"\n\nRank correlation (Spearman) {stats.spearmanr(medians).statistic:.2f}"
-    return text
-
-
 def report(campaign: Campaign) -> str:
     """Return all tables, as Markdown."""
     frame = predictions(campaign)
@@ -200,7 +166,7 @@ def report(campaign: Campaign) -> str:
         return "nothing was calibrated yet"
     parts = [LEGEND, summary(frame)]
     for size, informative in campaign.informative.items():
-        parts += [f"{size}; most telling: {', '.join(informative)}", layout_table(frame, size)]
+        parts.append(f"{size}; most telling: {', '.join(informative)}")
     spent_s = sum(ran.wall_s for ran in campaign.ran.values())
     parts.append(f"{len(campaign.ran)} runs, {spent_s / 60:.1f} minutes")
     return "\n\n".join(parts)

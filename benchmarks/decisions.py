@@ -1,6 +1,6 @@
 """Advice to restart, through the code path of live runs, on published layouts.
 
-    python benchmarks/decisions.py DATA_DIR [--replays 6] [--only TEXT] [--json OUT]
+    python benchmarks/decisions.py DATA_DIR [--replays 6] [--only TEXT]
 
 A replayed run trains in the layout of one published row; the other rows of its machine, model,
 number of GPUs and global batch are the layouts it could change to.  Its steps are that row's time,
@@ -19,7 +19,6 @@ shows how much evidence a share rests on.
 from __future__ import annotations
 
 import argparse
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.one_row import SETS, OneRowSet
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.advice import Candidate, Decision, Plan, compare, decide
 from forerun.calib.answers import fit_run_steps
@@ -51,6 +49,15 @@ MOST_LOSING_FRAC = 0.05
 PLANTED_REGRET_FRAC = 0.0106
 """Regret over 5,400 replays with planted ratios and errors, 2026-11-22."""
 _ALL_FIT_NBYTES = 2**60
+
+SETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "SimuMax": ("e2e_simumax_b200_8gpu", ("ops_simumax_gemm_attention",)),
+    "vTrain multi node": ("e2e_vtrain_multi_node", ()),
+    "tables of papers": ("e2e_small_tables", ()),
+    "Sailor": ("e2e_sailor", ("ops_sailor_layer_profiles",)),
+    "Megatron-Bridge": ("e2e_megatron_bridge", ()),
+}
+"""Table of steps of each set, and the tables of operators that its model is built on."""
 
 Floats = NDArray[np.float64]
 
@@ -87,11 +94,12 @@ def series_of(path: Path) -> list[Floats]:
     return [times / np.median(times) for times in step_times_s if len(times) >= 50]
 
 
-def runs_of(one: OneRowSet, data: Path) -> Iterator[Run]:
+def runs_of(title: str, data: Path) -> Iterator[Run]:
     """Yield every row of a set that has another layout of the same work: groups of fine-tuning
     contain several sequence lengths."""
-    rows = steps_of(data, one.table).usable
-    model = model_over(data, one.operators)
+    table, operators = SETS[title]
+    rows = steps_of(data, table).usable
+    model = model_over(data, operators)
     for running in rows:
         others = tuple(
             row
@@ -241,19 +249,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
     parser.add_argument("--replays", type=int, default=6, help="of each row (6)")
-    parser.add_argument("--only", metavar="TEXT", help="sets whose title holds this text")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="all figures")
+    parser.add_argument("--only", default="", metavar="TEXT", help="sets whose title has this text")
     args = parser.parse_args()
     series = series_of(next(args.data.glob(f"{SERIES}.*")))
     outcomes: dict[str, list[Outcome]] = {}
     with threadpool_limits(1):
-        for one in SETS:
-            if args.only and args.only.lower() not in one.title.lower():
+        for title in SETS:
+            if args.only.lower() not in title.lower():
                 continue
-            random = np.random.default_rng(zlib.crc32(one.title.encode()))
-            outcomes[one.title] = [
+            random = np.random.default_rng(zlib.crc32(title.encode()))
+            outcomes[title] = [
                 outcome
-                for run in runs_of(one, args.data)
+                for run in runs_of(title, args.data)
                 for _ in range(args.replays)
                 for outcome in replay(run, _stretch(series, random))
             ]
@@ -266,8 +273,6 @@ def main() -> None:
         f"{'met' if losing <= MOST_LOSING_FRAC else 'not met'}); regret {regret:.2%} of the time "
         f"left, with planted ratios {PLANTED_REGRET_FRAC:.2%}"
     )
-    if args.json:
-        args.json.write_text(json.dumps({"schema": 1, "sets": summaries}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
 """Drift: detection rate and delay, and attribution of its cause.
 
-    python benchmarks/drift.py [DATA_FOLDER] [--draws N] [--real | --only-real]
+    python benchmarks/drift.py [DATA_FOLDER] [--draws N]
 
 Noise is drawn as AR(1) and, if a folder with published step series is given, in blocks from those
-series.  ``--real`` trains the CPU recipe on two ranks, one of which is throttled midway. Exits with
-1 if a bar is missed.
+series.  Exits with 1 if a bar is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,11 +21,10 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from launched import torchrun  # noqa: E402
 from planted_drifts import TRANSFER_S, groups_of, window  # noqa: E402
 from planted_stragglers import WORK_S  # noqa: E402
 
-from forerun.calib.drift import (  # noqa: E402  # noqa: E402
+from forerun.calib.drift import (  # noqa: E402
     CauseKind,
     Drift,
     DriftKind,
@@ -50,9 +46,6 @@ IN_TIME = 15
 NUM_STEADY = 10_000
 RUN = 1000
 CHANGES = {"one rank +15 %": 0.15, "+12 %": 0.12, "+30 %": 0.30, "-15 %": -0.15}
-LAYERS, MICROBATCHES, BEGIN = 2, 4, 150
-REAL = (0.6, 0.3, 0.15)
-"""Slow-downs of real steps by a throttled rank, in shares."""
 LAYOUTS = (Parallelism(dp=2), Parallelism(tp=2, dp=2), Parallelism(tp=2, dp=4))
 
 
@@ -169,51 +162,6 @@ def attribution(sigma_log: float, draws: int) -> dict[str, float]:
     return {name: count / draws for name, count in right.items()}
 
 
-def real_run(home: Path, slower_frac: float) -> dict[str, object]:
-    """Run the recipe on two ranks, with rank 1 throttled midway; return the companion's record.
-
-    A short run first gives the step time, to size the throttle for the requested slow-down.
-    """
-    train(home / "bare", iterations=40)
-    forecast = json.loads((home / "bare" / "forecast.json").read_text(encoding="utf-8"))
-    step_s = forecast["step_time_s"]
-    forwards = LAYERS * MICROBATCHES
-    lines = train(
-        home / "slower",
-        iterations=BEGIN + 300,
-        THROTTLED_S=str(slower_frac * step_s / forwards),
-        THROTTLED_AFTER=str(BEGIN * forwards),
-    )
-    path = home / "slower" / "drift.json"
-    events = json.loads(path.read_text(encoding="utf-8"))["events"] if path.exists() else []
-    # Evaluations run forward passes too, so the change comes some steps before ``BEGIN``.
-    slower = [e for e in events if e["kind"] == "slower" and e["iteration"] > BEGIN - IN_TIME]
-    return {
-        "slower_frac": slower_frac,
-        "step_s": step_s,
-        "since": slower[0]["since_iteration"] if slower else None,
-        "found_at": slower[0]["iteration"] if slower else None,
-        "earlier": sum(e["iteration"] <= BEGIN - IN_TIME for e in events),
-        "causes": [(c["kind"], c["ranks"]) for e in slower for c in e["causes"]],
-        "lines": [line for line in lines if "drift" in line or "recovered" in line],
-    }
-
-
-def train(directory: Path, *, iterations: int, **environ: str) -> list[str]:
-    """Run one launch to its end; return Forerun's output."""
-    directory.mkdir()
-    done = torchrun(
-        directory,
-        str(ROOT / "tests" / "support" / "throttled_rank.py"),
-        *(str(ROOT / "recipes" / "pretrain_gpt.py"), "--num-layers", str(LAYERS), "--mock-data"),
-        *("--global-batch-size", str(2 * MICROBATCHES), "--micro-batch-size", "1"),
-        *("--hidden-size", "128", "--seq-length", "128", "--train-iters", str(iterations)),
-        *("--calibrate", "--calibrate-wandb=off", f"--calibrate-dir={directory}"),
-        **{"THROTTLED_RANK": "1", "THROTTLED_S": "0", **environ},
-    )
-    return [line for line in done.stdout.splitlines() if line.startswith("[forerun]")]
-
-
 def synthetic(data: Path | None, draws: int) -> int:
     """Print the tables of planted changes; return the number of missed bars."""
     noises: dict[str, Noise] = {"AR(1) 3 %": ar1(0.03), "AR(1) 5 %": ar1(0.05)}
@@ -235,28 +183,13 @@ def synthetic(data: Path | None, draws: int) -> int:
     return missed
 
 
-def real() -> int:
-    """Print the records of real runs; return how many did not name the throttled rank."""
-    missed = 0
-    for slower_frac in REAL:
-        with tempfile.TemporaryDirectory() as folder:
-            findings = real_run(Path(folder), slower_frac)
-        print("real run:", json.dumps(findings, indent=1), flush=True)
-        missed += ("straggling rank", [1]) not in findings["causes"]
-    return missed
-
-
 def main() -> int:
     """Print the requested tables; return 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", nargs="?", type=Path)
     parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--real", action="store_true")
-    parser.add_argument("--only-real", action="store_true")
     args = parser.parse_args()
-    missed = 0 if args.only_real else synthetic(args.data, args.draws)
-    if args.real or args.only_real:
-        missed += real()
+    missed = synthetic(args.data, args.draws)
     print("all bars met" if not missed else f"{missed} bars missed")
     return int(missed > 0)
 

@@ -1,27 +1,23 @@
 """The step model on unseen sources: each is held out of everything that was derived from rows.
 
     python benchmarks/generalise.py DATA_DIR [--draws 5] [--jobs 1] [--only TEXT]
-        [--json OUT] [--before JSON]
 
 A source is all tables of one repository or publication (``SOURCES``).  For each in turn, operator
 rates come only from the tables of the others, and steps of its machines are predicted from no row
-and from three random ones.  Baselines are a constant rate, ten terms and, with ``--before``, the
-``--json`` output of another state of the code.  The last lines are means over sources with equal
-weights.  Not held out: widths and allowances that are numbers in the package and were once chosen
-with some of these sources in view.
+and from three random ones.  Baselines are a constant rate and ten terms.  The last lines are means
+over sources with equal weights.  Not held out: widths and allowances that are numbers in the
+package and were once chosen with some of these sources in view.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,7 +35,6 @@ from forerun.benchmarks.scoring.step_coverage import row_coverage
 KNOWN = (0, 3)
 """Numbers of a machine's rows used for calibration."""
 BASELINES = (ConstantRate.name, TenTerms.name)
-BEFORE = "before"
 Frames = list[pd.DataFrame]
 
 
@@ -61,15 +56,6 @@ SOURCES = (
     Source(name="NVIDIA-NeMo/Megatron-Bridge", steps=("e2e_megatron_bridge", "e2e_bridge_cards")),
     Source(name="NVIDIA/dgxc-benchmarking", steps=("e2e_dgxc_scaling",)),
     Source(name="mlcommons", steps=("e2e_mlperf_llm_systems",)),
-    Source(
-        name="sitar-lab/NeuSight",
-        steps=("e2e_neusight",),
-        rates=(
-            "ops_neusight_gemm_fp32_nvidia",
-            "ops_neusight_training_traces",
-            "ops_neusight_vector_fp32",
-        ),
-    ),
     Source(
         name="eth-easl/sailor",
         steps=("e2e_sailor",),
@@ -144,7 +130,6 @@ class Line:
 def main() -> int:
     """Score the requested sources and print the table."""
     arguments = _arguments()
-    before = json.loads(arguments.before.read_text(encoding="utf-8")) if arguments.before else {}
     tasks = [
         Task(data=arguments.data, place=place, num_known=known, draws=arguments.draws)
         for place, source in enumerate(SOURCES)
@@ -152,9 +137,7 @@ def main() -> int:
         for known in KNOWN
     ]
     lines = [line for line in scored(tasks, arguments.jobs) if line.num_rows]
-    print(table([with_before(line, before) for line in lines]))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(stored(lines), indent=1) + "\n", encoding="utf-8")
+    print(table(lines))
     return 0 if lines else 1
 
 
@@ -164,8 +147,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=5, help="random calibrations (5)")
     parser.add_argument("--jobs", type=int, default=1, help="processes of one thread each (1)")
     parser.add_argument("--only", default="", metavar="TEXT", help="sources with this text")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="errors of every row")
-    parser.add_argument("--before", type=Path, metavar="JSON", help="what --json stored elsewhere")
     return parser.parse_args()
 
 
@@ -194,35 +175,8 @@ def _models(source: Source) -> tuple[StepModel, ...]:
     return TableSteps(without=source.rates), ConstantRate(), TenTerms()
 
 
-def stored(lines: Sequence[Line]) -> dict[str, Any]:
-    """Return errors of the package's model, by source and number of known rows."""
-    return {
-        f"{line.source}, {line.num_known}": [
-            dict(zip((row.row_id for row in one["row"]), one["error_frac"], strict=True))
-            for one in line.ours
-        ]
-        for line in lines
-    }
-
-
-def with_before(line: Line, before: Mapping[str, Any]) -> Line:
-    """Add the errors of another state of the code, if these are of the same folds."""
-    previous = before.get(f"{line.source}, {line.num_known}")
-    if previous is None or len(previous) != len(line.ours):
-        return line
-    frames = [
-        one.assign(error_frac=[errors.get(row.row_id, np.nan) for row in one["row"]])
-        for one, errors in zip(line.ours, previous, strict=True)
-    ]
-    return Line(
-        source=line.source,
-        num_known=line.num_known,
-        frames={**line.frames, BEFORE: frames},
-    )
-
-
 HEAD = (
-    *("source", "known", "rows", "ours", "held, half-width", BEFORE, *BASELINES),
+    *("source", "known", "rows", "ours", "held, half-width", *BASELINES),
     "ours less the best of these",
 )
 
@@ -232,7 +186,7 @@ def table(lines: Sequence[Line]) -> str:
     rows = [_cells(line) for line in lines]
     for known in KNOWN:
         these = [line for line in lines if line.num_known == known]
-        means = [_mean(these, name) for name in (TableSteps.name, BEFORE, *BASELINES)]
+        means = [_mean(these, name) for name in (TableSteps.name, *BASELINES)]
         ours, *others = map(_percent, means)
         rows.append(["**mean over sources**", known, "", ours, "", *others, ""])
     return markdown_table(HEAD, rows)
@@ -245,7 +199,7 @@ def _mean(lines: Sequence[Line], model: str) -> float | None:
 
 
 def _cells(line: Line) -> list[object]:
-    others = {name: line.mape_frac(name) for name in (BEFORE, *BASELINES)}
+    others = {name: line.mape_frac(name) for name in BASELINES}
     return [
         line.source,
         line.num_known,

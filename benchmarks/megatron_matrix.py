@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forerun.benchmarks.markdown_text import markdown_head, markdown_row, markdown_table
+from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.calib.errors import ForerunError
 from forerun.calib.records import CollectiveRecord, RunRecords, StepRecord
 from forerun.calib.samples import read_run
@@ -325,20 +325,6 @@ def table(cells: list[Cell]) -> str:
     return "\n".join(lines)
 
 
-def seam_table(cells: list[Cell]) -> str:
-    """Return Megatron's names that lead to the hooks, as the probe found them in each version."""
-    seams = {cell.version: cell.figures.get("seams", []) for cell in cells if cell.figures}
-    names = sorted({name for version_seams in seams.values() for name in version_seams})
-    rows = [
-        [
-            f"`{name}`",
-            *("yes" if name in version_seams else "not there" for version_seams in seams.values()),
-        ]
-        for name in names
-    ]
-    return markdown_table(["replaced in", *seams], rows)
-
-
 def _mark(cell: Cell | None) -> str:
     if cell is None:
         return ""
@@ -372,7 +358,7 @@ def main() -> None:
             if args.out is not None:
                 values = [asdict(cell) for cell in cells]
                 args.out.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    print(table(cells), seam_table(cells), sep="\n\n")
+    print(table(cells))
     sys.exit(0 if all(cell.is_green for cell in cells) else 1)
 
 

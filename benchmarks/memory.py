@@ -1,6 +1,6 @@
-"""Predicted against measured peak memory, and the rate at which layouts are evaluated.
+"""Predicted against measured peak memory.
 
-    python benchmarks/memory.py DATA_FOLDER [--repetitions 5]
+    python benchmarks/memory.py DATA_FOLDER
 
 Every table that publishes peaks, each compared with the quantity that its source measures:
 allocated bytes (SimuMax, Megatron-Bridge's cards), bytes reserved by the allocator (torchtitan), or
@@ -13,10 +13,7 @@ fits.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +21,9 @@ from numpy.typing import NDArray
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.memory_rows import MemoryRow, by_table, memory_rows
-from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.errors import ConfigError
-from forerun.calib.memory import Verdict, fit_probability, memory, peaks_nbytes, verdict
+from forerun.calib.memory import Verdict, fit_probability, memory, verdict
 from forerun.calib.units import GIB
-from forerun.calib.workload import Batch, Parallelism, Recompute, RunConfig, Sharding
+from forerun.calib.workload import Sharding
 
 HEADER = ["layout", "predicted GiB", "measured GiB", "error %"]
 FIT_HEADER = [
@@ -40,13 +35,11 @@ FIT_HEADER = [
 def main() -> None:
     parser = argparse.ArgumentParser(description="Score peak memory against measured peaks.")
     parser.add_argument("data", type=Path)
-    parser.add_argument("--repetitions", type=int, default=5)
     arguments = parser.parse_args()
     rows, skip_counts = memory_rows(arguments.data)
     for table, table_rows in by_table([row for row in rows if row.peak_nbytes]):
         score_peaks(table, table_rows)
     score_fits(rows, skip_counts)
-    speed(arguments.repetitions)
 
 
 def score_peaks(table: str, rows: Sequence[MemoryRow]) -> None:
@@ -113,45 +106,6 @@ def print_errors(name: str, errors: NDArray[np.float64]) -> None:
         f"\n{name}: {len(errors)} rows, mean error {absolute.mean():.2f} %, worst "
         f"{absolute.max():.2f} %, signed {100 * np.mean(errors):+.2f} %"
     )
-
-
-def speed(repetitions: int) -> None:
-    """Print layouts per second of ``peaks_nbytes`` on one model, over all splits of 1,024 ranks."""
-    base = RunConfig(
-        model=public_shape("Llama 3 70B", seq_length=8192),
-        parallelism=Parallelism(is_optimizer_distributed=True),
-        batch=Batch(micro_batch_size=1, global_batch_size=2048),
-        is_loss_fused=True,
-        keeps_fp32_logits=False,
-        device="H100",
-    )
-    layouts = [c for row in product(*_DEGREES) if (c := _layout(base, *row)) is not None]
-    times = []
-    for _ in range(repetitions):
-        begin = time.process_time()
-        peaks_nbytes(layouts)
-        times.append(time.process_time() - begin)
-    num = len(layouts)
-    print(
-        f"\npeaks_nbytes: {num} distinct layouts, {num / np.median(times):,.0f}/s; "
-        f"first call {times[0]:.3f} s, others {np.median(times):.3f} s"
-    )
-
-
-_DEGREES = ((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 5), (1, 2, 4, 8), (1, 2, 4, 8), Recompute)
-
-
-def _layout(
-    base: RunConfig, tp: int, pp: int, vp: int, cp: int, micro: int, recompute: Recompute
-) -> RunConfig | None:
-    """Return the layout; None if it cannot run."""
-    degrees = {"tp": tp, "pp": pp, "vp": vp, "cp": cp, "dp": 1024 // (tp * pp * cp)}
-    try:
-        par = replace(base.parallelism, **degrees, is_sequence_parallel=tp > 1)
-        batch = Batch(micro_batch_size=micro, global_batch_size=2048)
-        return replace(base, parallelism=par, batch=batch, recompute=recompute)
-    except ConfigError:
-        return None
 
 
 if __name__ == "__main__":

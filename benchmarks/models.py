@@ -1,42 +1,28 @@
 """Accuracy of the models of operators and collectives on public tables, as Markdown.
 
-    python benchmarks/models.py TABLE... [--seeds 5] [--no-baselines] [--json OUT] [--markdown OUT]
+    python benchmarks/models.py TABLE... [--seeds 5] [--json OUT]
 
-TABLE are tables of operators or of collectives, published or in our format.  Operators are
-compared with the recipe of Zhang et al. (arXiv:2509.22832) and one constant efficiency per
-operator, collectives with one latency and bandwidth per group.  ``--markdown`` writes between the
-two markers in the file, or at its end if it has none; the rest of the file is unchanged.
+TABLE are tables of operators or of collectives, published or in our format.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from forerun.benchmarks.baselines.operators import (
-    ConstantEfficiency,
-    ForerunModels,
-    Method,
-    PaperRecipe,
-    with_prior,
-)
-from forerun.benchmarks.markdown_text import write_between
 from forerun.benchmarks.protocols.scores import noise_floors
 from forerun.benchmarks.published.readers import read_published
 from forerun.benchmarks.scoring.collectives import OURS, collective_figures
 from forerun.benchmarks.scoring.operator_text import (
-    CONSTANT,
-    PAPER,
-    PAPER_TABLE,
     PRIOR,
     OperatorScores,
     collective_text,
@@ -44,22 +30,17 @@ from forerun.benchmarks.scoring.operator_text import (
     paper_text,
 )
 from forerun.benchmarks.scoring.operators import figures, joined
+from forerun.calib.fit import fit_machine
 from forerun.calib.importers import table_kind
 from forerun.calib.workload import OperatorKind
 from forerun.launch.known import read_frame
 
-BASELINES: Mapping[str, Method] = {PAPER: PaperRecipe(), CONSTANT: ConstantEfficiency()}
 LEGEND = """\
 Percent throughout; "a / b" is forward / backward.  Errors are mean absolute percentage errors over
 the rows of an operator and phase, then the mean over these.  Floor: mean distance of repeats of one
 shape from their median, over operators that have repeats.  Rows that the gates refuse train none of
 our models and are scored all the same, except where a row says "without".  `chosen_24` trains on 24
 shapes spread over the sizes (farthest first, in octaves)."""
-RECIPE = """\
-Paper's recipe: raw sizes to raw time by operator and phase; of its grid a forest of 100 trees and
-100 boosted trees of depth 3 or 9 (rate 0.2, 80 % of the rows), chosen by rows left out.  Constant
-efficiency: data-sheet roofline times one constant.  Both intervals: one quantile of the relative
-errors of left-out rows.  The recipe runs on all seeds of its own table, on seed 0 of all others."""
 OTHERS = """\
 All other tables of operators, mean over operators and phases of all devices of a table.  Bar of
 `leave_gpu`: 8 %."""
@@ -73,7 +54,12 @@ for ranks per node, 25 % for a collective, 12 % from a pair to eight ranks with 
 
 
 def main() -> None:
-    arguments = _arguments()
+    """Score each table and print them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help="public table, CSV")
+    parser.add_argument("--seeds", type=int, default=5, help="random splits (5)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="all figures of each group")
+    arguments = parser.parse_args()
     seeds = range(arguments.seeds)
     operators: list[OperatorScores] = []
     collectives: list[pd.DataFrame] = []
@@ -83,40 +69,23 @@ def main() -> None:
             name = path.name.split(".")[0]
             table = read_published(read_frame(path), path.name)
             if table_kind(table) == "operators":
-                operators.append(_scores(table, name, seeds, arguments.no_baselines))
+                operators.append(_scores(table, name, seeds))
             else:
                 collectives.append(collective_figures(table, name, seeds))
             taken_s = time.process_time() - begin
             print(f"{name}: {taken_s:.0f} s of processor time", file=sys.stderr, flush=True)
-    text = _text(arguments, operators, collectives)
-    print(text)
-    if arguments.markdown:
-        write_between(arguments.markdown, "models.py", text)
+    print(_text(operators, collectives))
     if arguments.json:
         arguments.json.write_text(_json(operators, collectives), encoding="utf-8")
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Score the models on public tables.")
-    parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help="public table, CSV")
-    parser.add_argument("--seeds", type=int, default=5, help="random splits (5)")
-    parser.add_argument("--no-baselines", action="store_true", help="score our models only")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="all figures of each group")
-    parser.add_argument("--markdown", type=Path, metavar="OUT", help="file to write the tables to")
-    return parser.parse_args()
-
-
-def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool) -> OperatorScores:
+def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int]) -> OperatorScores:
     kinds = {kind.value for kind in OperatorKind if kind.is_linear}
     linear = frame[frame["kind"].isin(kinds)]
-    methods = {**({} if is_alone else BASELINES), OURS: ForerunModels()}
-    tables = []
-    for method, fit in methods.items():
-        is_slow = method == PAPER and PAPER_TABLE not in name
-        tables.append(figures(frame, {method: fit}, seeds[:1] if is_slow else seeds))
+    tables = [figures(frame, OURS, fit_machine, seeds)]
     if len(linear):
-        informed = {PRIOR: with_prior(without=name)}
-        tables.append(figures(linear, informed, seeds, protocols=["few_8", "few_24"]))
+        informed = partial(fit_machine, use_prior=True, without=(name,))
+        tables.append(figures(linear, PRIOR, informed, seeds, protocols=["few_8", "few_24"]))
     return OperatorScores(
         table=name,
         figures=joined(tables),
@@ -125,19 +94,8 @@ def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool
     )
 
 
-def _text(
-    arguments: argparse.Namespace,
-    operators: Sequence[OperatorScores],
-    collectives: Sequence[pd.DataFrame],
-) -> str:
-    files = " ".join(path.name for path in arguments.tables)
-    command = f"python benchmarks/models.py {files} --seeds {arguments.seeds}"
-    today = datetime.datetime.now(datetime.timezone.utc).date()
-    parts = [
-        f"`{command}`, {today}, {os.cpu_count()} cores of a shared x86-64 machine, one thread."
-    ]
-    if operators:
-        parts += [LEGEND] if arguments.no_baselines else [LEGEND, RECIPE]
+def _text(operators: Sequence[OperatorScores], collectives: Sequence[pd.DataFrame]) -> str:
+    parts = [f"{os.cpu_count()} cores, one thread.", *([LEGEND] if operators else [])]
     parts += [paper_text(one) for one in operators if one.is_paper]
     others = [one for one in operators if not one.is_paper and len(one.figures)]
     if others:

@@ -20,9 +20,8 @@ from typing import Any
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from forerun.benchmarks.decisions import Run, runs_of
+from forerun.benchmarks.decisions import SETS, Run, runs_of
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.one_row import SETS
 from forerun.calib.advice import compare
 from forerun.calib.answers import fit_run_steps
 from forerun.calib.steps import KnownStep
@@ -53,9 +52,9 @@ def main() -> None:
     with threadpool_limits(1):
         rows = [
             row
-            for one in SETS
-            if arguments.only.lower() in one.title.lower()
-            for run in runs_of(one, arguments.data)
+            for title in SETS
+            if arguments.only.lower() in title.lower()
+            for run in runs_of(title, arguments.data)
             for row in gains_of(run)
         ]
     print(table(pd.DataFrame(rows)))

@@ -224,28 +224,6 @@ def soak(args: argparse.Namespace, directory: Path) -> tuple[Watch, int]:
     return watch, launcher.wait()
 
 
-def table(watch: Watch) -> Iterator[str]:
-    """Yield twenty lines over the run."""
-    yield f"{'s':>7} {'training':>22} {'companion':>32}"
-    yield f"{'':>7} {'MiB':>8} {'threads':>7} {'fd':>5} {'MiB':>8} {'cpu s':>8} {'answers':>8}"
-    every = max(1, len(watch.training) // 20)
-    begin_s = watch.training[0].unix_s
-    for row in watch.training[::every]:
-        companion_look = next(
-            (x for x in reversed(watch.companion) if x.unix_s <= row.unix_s), None
-        )
-        num = sum(x.unix_s <= row.unix_s for x in watch.answers)
-        companion_text = (
-            ""
-            if companion_look is None
-            else f"{companion_look.nbytes / 2**20:8.1f} {companion_look.processor_s:8.1f}"
-        )
-        yield (
-            f"{row.unix_s - begin_s:7.0f} {row.nbytes / 2**20:8.1f} {row.num_threads:7} "
-            f"{row.num_files:5} {companion_text:>17} {num:8}"
-        )
-
-
 def main() -> int:
     """Run, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -267,7 +245,6 @@ def main() -> int:
             log = (args.keep or Path(home)) / "soak.log"
             sys.exit(f"the run failed with {status}:\n{log.read_text(errors='replace')[-3000:]}")
     verdict_rows = verdicts(watch, num_windows=args.steps // args.every)
-    print(*table(watch), sep="\n")
     took_s = watch.ended_unix_s - watch.training[0].unix_s
     loads = f"{load[0]:.1f} before, {os.getloadavg()[0]:.1f} after"
     print(f"{args.steps} steps in {took_s:.0f} s with the start; load {loads}")

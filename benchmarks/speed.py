@@ -95,9 +95,7 @@ def operator_cases() -> list[Case]:
     windows = window_table(groups)
     model = fit_machine(groups, device=DEVICE)
     few = {name: timed.take(np.arange(min(24, len(timed)))) for name, timed in groups.items()}
-    young = fit_machine(few, device=DEVICE)
     calibration = calibrate(windows, device=DEVICE)
-    operators = [o for batch in batches.values() for o in operators_of(batch)]
     known = known_steps(calibration)
     return [
         (
@@ -111,19 +109,9 @@ def operator_cases() -> list[Case]:
             lambda: calibrate(windows, device=DEVICE),
         ),
         (
-            f"{len(operators):,} estimates after the refit, from `Operator` objects",
-            ESTIMATE_BAR_S,
-            lambda: calibration.operators(operators),
-        ),
-        (
             f"fit of 24 shapes of each of {len(groups)} operators and phases",
             FIT_BAR_S,
             lambda: fit_machine(few, device=DEVICE),
-        ),
-        (
-            f"{len(operators):,} estimates after that fit, from arrays",
-            ESTIMATE_BAR_S,
-            lambda: [young.predict(name, batch) for name, batch in batches.items()],
         ),
         (
             f"fit of {NUM_ROWS:,} distinct shapes, {len(groups)} operators and phases",
@@ -131,7 +119,7 @@ def operator_cases() -> list[Case]:
             lambda: fit_machine(groups, device=DEVICE),
         ),
         (
-            f"{len(operators):,} estimates after that fit, from arrays",
+            f"{NUM_ESTIMATES:,} estimates after that fit, from arrays",
             ESTIMATE_BAR_S,
             lambda: [model.predict(name, batch) for name, batch in batches.items()],
         ),

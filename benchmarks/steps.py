@@ -1,11 +1,10 @@
 """The step model on published step times: the acceptance table, as Markdown and JSON.
 
     python benchmarks/steps.py DATA_DIR [--draws 20] [--jobs 1] [--model NAME] [--only TEXT]
-        [--protocol NAME] [--also JSON] [--json OUT] [--markdown OUT]
+        [--protocol NAME] [--json OUT]
 
 DATA_DIR contains the public tables (``e2e_*``, ``ops_*``, ``coll_*``); missing ones are looked up
-in ``recipes/published``.  Baselines run on the same rows and folds.  ``--also`` adds lines measured
-by other benchmarks (a list of objects with title, protocol, reference, bar, ours, met).
+in ``recipes/published``.  Baselines run on the same rows and folds.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from forerun.benchmarks.baselines.steps import BASELINES, order_only
-from forerun.benchmarks.markdown_text import write_between
+from forerun.benchmarks.baselines.steps import BASELINES
 from forerun.benchmarks.protocols.scores import concat_scored, step_results, worst_rows
 from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
@@ -58,12 +56,8 @@ def main() -> None:
         "coverage": list(_coverage(claims, chosen, scores)),
         "worst": worst,
         "pairs": _pairs(claims, arguments.data),
-        "also": json.loads(arguments.also.read_text(encoding="utf-8")) if arguments.also else [],
     }
-    text = markdown(output, [baseline.name for baseline in BASELINES])
-    print(text)
-    if arguments.markdown:
-        write_between(arguments.markdown, "steps.py", text)
+    print(markdown(output, [baseline.name for baseline in BASELINES]))
     if arguments.json:
         arguments.json.write_text(json.dumps(output, indent=1) + "\n", encoding="utf-8")
 
@@ -78,9 +72,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", metavar="TEXT", help="lines whose set holds this text")
     parser.add_argument("--protocol", metavar="NAME", help="lines of this protocol")
-    parser.add_argument("--also", type=Path, metavar="JSON", help="lines of other benchmarks")
     parser.add_argument("--json", type=Path, metavar="OUT", help="all figures")
-    parser.add_argument("--markdown", type=Path, metavar="OUT", help="file to write the table to")
     parsed = parser.parse_args()
     for name in ("draws", "jobs"):
         if getattr(parsed, name) < 1:
@@ -138,7 +130,6 @@ def _figures(
         "title": claim.title,
         "table": claim.table,
         "protocol": claim.protocol,
-        "reference": claim.reference,
         "bars": [asdict(bar) for bar in claim.bars],
         "figures": claim.figures,
         "met": [bar.is_met(figures.get(bar.figure)) for bar in claim.bars],
@@ -148,12 +139,7 @@ def _figures(
             name: asdict(one) | {"is_better": one.is_better} if one else None
             for name, one in comparisons.items()
         },
-        "baselines": {
-            one.name: (order_only if getattr(one, "orders_only", False) else dict)(
-                _whole(theirs[one.name], claim)
-            )
-            for one in BASELINES
-        },
+        "baselines": {one.name: _whole(theirs[one.name], claim) for one in BASELINES},
     }
 
 

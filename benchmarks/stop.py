@@ -3,9 +3,7 @@
     python benchmarks/stop.py MEGATRON_DIR --out DIR
 
 Trains in a slow layout (TP 2, DP 2) under ``forerun run`` and ``--max-restarts=2`` until Forerun
-stops it, then starts the script that it left, once for each signal that a scheduler may send.  The
-first of these runs until it has calibrated itself: its offline W&B run is read back, and a third
-layout (PP 2, DP 2) is predicted from the directory before and after it, then run without Forerun.
+stops it, then starts the script that it left, once for each signal that a scheduler may send.
 Prints the results as JSON; exits with 1 if any check fails.
 """
 
@@ -29,17 +27,9 @@ from pathlib import Path
 from statistics import fmean, linear_regression, median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-import wandb_file
-
 MARK = "FORERUN_BENCHMARK_STOP"
 NUM_MORE = 12
 """Steps after which a resumed run gets its signal."""
-NUM_CALIBRATED = 60
-"""Steps of the first resumed run before its signal: its window, and steps compared with its
-forecast."""
-NUM_SKIPPED, NUM_PLAIN = 10, 40
-"""Skipped and counted steps of the third layout."""
 NUM_AROUND = 10
 """Number of losses before and after the stop that are compared."""
 OPTIONS = shlex.split("""
@@ -50,7 +40,7 @@ OPTIONS = shlex.split("""
     --no-persist-layer-norm --no-masked-softmax-fusion --no-gradient-accumulation-fusion
     --no-bias-gelu-fusion --no-bias-dropout-fusion --use-cpu-initialization --log-interval 1
     --eval-iters 1 --eval-interval 10000 --ckpt-format torch_dist --save-interval 1000
-    --calibrate --calibrate-device=cpu --calibrate-wandb=on --calibrate-on-advice=stop
+    --calibrate --calibrate-device=cpu --calibrate-wandb=off --calibrate-on-advice=stop
     --calibrate-restart-cost=30
 """)
 
@@ -58,12 +48,9 @@ OPTIONS = shlex.split("""
 ENVIRONMENT = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "OMP_NUM_THREADS": "1",
-    "WANDB_MODE": "offline",
     # Use the CUDA stand-in even if nothing is calibrated.
     "FORERUN_DEVICE": "cpu",
 }
-STEP, PREDICTED = "calib/step_time_s", "calib/step_time_predicted_s"
-THIRD = ("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "2")
 
 
 @dataclass(slots=True)
@@ -90,10 +77,8 @@ class Launch:
             self.times_ms.append(float(iteration_match[2]))
 
 
-def launch(
-    command: Sequence[str], directory: Path, number: int | None = None, num_more: int = NUM_MORE
-) -> Launch:
-    """Run a launch to its end; given a signal, send it once ``num_more`` steps are done."""
+def launch(command: Sequence[str], directory: Path, number: int | None = None) -> Launch:
+    """Run a launch to its end; given a signal, send it once ``NUM_MORE`` steps are done."""
     mark, outcome = uuid.uuid4().hex, Launch()
     process = subprocess.Popen(
         command,
@@ -109,7 +94,7 @@ def launch(
     assert process.stdout is not None
     for line in process.stdout:
         outcome.read(line)
-        if number is not None and len(outcome.losses) >= num_more and not is_sent.is_set():
+        if number is not None and len(outcome.losses) >= NUM_MORE and not is_sent.is_set():
             is_sent.set()
             process.send_signal(number)
     outcome.code = process.wait()
@@ -162,13 +147,13 @@ def run_stopped_launch(megatron: Path, out: Path) -> tuple[Launch, dict[str, Any
 
 
 def run_resumed_launch(
-    before: Launch, out: Path, megatron: Path, number: int, last: int, num_more: int = NUM_MORE
+    before: Launch, out: Path, megatron: Path, number: int, last: int
 ) -> tuple[Launch, dict[str, Any]]:
     """Run the advised layout from the checkpoint after step ``last`` until a signal ends it.
 
     ``before`` is the launch that trained up to that step.
     """
-    outcome = launch(["bash", str(out / "forerun" / "resubmit.sh")], megatron, number, num_more)
+    outcome = launch(["bash", str(out / "forerun" / "resubmit.sh")], megatron, number)
     first = min(outcome.losses, default=0)
     old = [before.losses[step] for step in sorted(before.losses)]
     new = [outcome.losses[step] for step in sorted(outcome.losses)][:NUM_AROUND]
@@ -195,76 +180,6 @@ def run_resumed_launch(
     }
 
 
-def score_logged_steps(out: Path, earlier_runs: set[Path], promised_s: float) -> dict[str, Any]:
-    """Score the resumed layout's steps in the only W&B run that is not among ``earlier_runs``.
-
-    ``promised_s`` is the stopped run's prediction for that layout.
-    """
-    (path,) = wandb_runs(out) - earlier_runs
-    rows = [row for _, row in wandb_file.rows_of(path)]
-    both = [row for row in rows if {STEP, PREDICTED} <= row.keys()]
-    row: dict[str, Any] = {"file": path.name, "rows": len(rows), "predicted_rows": len(both)}
-    if both:
-        actual_s = median(one[STEP] for one in both)
-        predicted_s = median(one[PREDICTED] for one in both)
-        row |= {
-            "actual_s": actual_s,
-            "predicted_s": predicted_s,
-            "error_frac": predicted_s / actual_s - 1,
-            "promised_s": promised_s,
-            "promised_error_frac": promised_s / actual_s - 1,
-        }
-    return {**row, "checks": {"predicted against actual": len(both) >= NUM_AROUND}}
-
-
-def wandb_runs(out: Path) -> set[Path]:
-    """Return files of the offline W&B runs so far."""
-    return set((out / "forerun").glob("**/wandb/offline-run-*/run-*.wandb"))
-
-
-def predict_third_layout(out: Path) -> dict[str, float]:
-    """Return ``forerun predict`` of the third layout, from the directory's current content."""
-    command = [str(Path(sys.executable).parent / "forerun"), "predict", str(out / "forerun")]
-    done = subprocess.run([*command, "--json", *THIRD], capture_output=True, text=True, check=True)
-    prediction = json.loads(done.stdout)
-    return {name: prediction[name] for name in ("step_time_s", "low_s", "high_s")}
-
-
-def run_third_layout(
-    megatron: Path, before: Mapping[str, float], after: Mapping[str, float]
-) -> dict[str, Any]:
-    """Return the third layout's measured step and its two predictions."""
-    plain = [word for word in OPTIONS if not word.startswith("--calibrate")]
-    outcome = launch(
-        [
-            *(str(Path(sys.executable).parent / "torchrun"), "--standalone"),
-            *("--nproc-per-node", "4", str(megatron / "pretrain_gpt.py"), *plain, *THIRD),
-            *("--train-iters", str(NUM_SKIPPED + NUM_PLAIN)),
-        ],
-        megatron,
-    )
-    if outcome.code:
-        print("".join(outcome.last), file=sys.stderr)
-        return {"exit": outcome.code, "checks": {"it ran": False}}
-    actual_s = median(outcome.times_ms[NUM_SKIPPED:]) / 1e3
-
-    def compared(prediction: Mapping[str, float]) -> dict[str, Any]:
-        return {
-            **prediction,
-            "error_frac": prediction["step_time_s"] / actual_s - 1,
-            "is_inside": prediction["low_s"] <= actual_s <= prediction["high_s"],
-        }
-
-    errors = [abs(compared(predicted)["error_frac"]) for predicted in (before, after)]
-    return {
-        "actual_s": actual_s,
-        "before": compared(before),
-        "after": compared(after),
-        "is_nearer": errors[1] <= errors[0],
-        "checks": {"it ran": True},
-    }
-
-
 def _json(path: Path) -> Mapping[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -279,14 +194,8 @@ def main() -> int:
     OPTIONS[OPTIONS.index("--ckpt-format") + 1] = args.ckpt_format
     out, megatron = args.out.resolve(), args.megatron.resolve()
     before, row = run_stopped_launch(megatron, out)
-    rows, last, earlier_runs = {"stop on advice": row}, row["iteration"], wandb_runs(out)
-    promised_s = _json(out / "forerun" / "decision.json")["candidate"]["step_time_s"]
-    predicted_before = predict_third_layout(out)
-    after, rows["SIGUSR1"] = run_resumed_launch(
-        before, out, megatron, signal.SIGUSR1, last, NUM_CALIBRATED
-    )
-    rows["W&B"] = score_logged_steps(out, earlier_runs, promised_s)
-    rows["third layout"] = run_third_layout(megatron, predicted_before, predict_third_layout(out))
+    rows, last = {"stop on advice": row}, row["iteration"]
+    after, rows["SIGUSR1"] = run_resumed_launch(before, out, megatron, signal.SIGUSR1, last)
     saved = rows["SIGUSR1"]["saved"]
     for number in (signal.SIGTERM, signal.SIGINT):
         _, rows[number.name] = run_resumed_launch(after, out, megatron, number, saved)

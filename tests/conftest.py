@@ -54,7 +54,7 @@ def pytest_configure() -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One more than processors where there are trainings, which wait for each other."""
-    return (os.cpu_count() or 1) + (config.option.markexpr != "not slow")
+    return (os.cpu_count() or 1) + ("not slow" not in config.option.markexpr)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -35,7 +35,7 @@ def repository(tmp_path: Path) -> Path:
     (directory / ".ci").mkdir(parents=True)
     (directory / ".ci" / "run").write_text(SCRIPT.read_text())
     run(directory, "git", "init", "--quiet", "--initial-branch=main")
-    commit(directory, "hooks/one.py", "README.md")
+    commit(directory, "hooks/one.py", "README.md", "docs/one.md")
     make = tmp_path / "bin" / "make"
     make.parent.mkdir()
     make.write_text('#!/bin/sh\necho "$@"\n')
@@ -50,21 +50,26 @@ def targets(repository: Path, **environ: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("changed", "environ", "is_run"),
+    ("changed", "environ", "expected"),
     [
-        ("hooks/one.py", {}, True),
-        ("README.md", {}, False),
-        ("README.md", {"FORERUN_NEWEST": "1"}, True),
+        ("hooks/one.py", {}, ["test-newest"]),
+        ("benchmarks/one.py", {}, ["test-nightly"]),
+        ("tests/docs/test_one.py", {}, ["test-nightly"]),
+        ("tests/hooks/test_one.py", {}, []),
+        ("README.md", {}, []),
+        ("README.md", {"FORERUN_NEWEST": "1"}, ["test-newest"]),
+        ("README.md", {"FORERUN_NIGHTLY": "1"}, ["test-nightly"]),
     ],
 )
-def test_the_newest_torch_is_tried_where_hooks_changed_or_it_is_asked_for(
-    repository: Path, changed: str, environ: dict[str, str], is_run: bool
+def test_what_is_nightly_runs_where_its_files_changed_or_it_is_asked_for(
+    repository: Path, changed: str, environ: dict[str, str], expected: list[str]
 ) -> None:
     commit(repository, changed)
-    *others, last = targets(repository, **environ)
-    assert others[:2] == ["setup", "check"] and "test-newest" not in others
-    assert (last == "test-newest") is is_run
-    assert is_run or "FORERUN_NEWEST=1" in last
+    *others, nightly, newest = targets(repository, **environ)
+    assert others == ["setup", "check", "docs", "test-all", "quickstart"]
+    assert [one for one in (nightly, newest) if "skipped" not in one] == expected
+    assert "test-newest" in expected or "FORERUN_NEWEST=1" in newest
+    assert "test-nightly" in expected or "FORERUN_NIGHTLY=1" in nightly
 
 
 def test_a_branch_is_held_against_what_it_began_from(repository: Path) -> None:

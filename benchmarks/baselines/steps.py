@@ -1,16 +1,14 @@
-"""Baselines for the step model: constant FLOP rate, trivial order, ten terms, perfect scaling."""
+"""Baselines for the step model: constant FLOP rate, ten terms, perfect scaling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.benchmarks.baselines.step_terms import NUM_TERMS, step_flop, step_terms
-from forerun.benchmarks.protocols.scores import RANK_FIGURES
 from forerun.calib.fit import device_prior
 from forerun.calib.records import StepPredictions, StepRow
 from forerun.calib.regressors import Z_90, robust_minimum, shrunk_sigma_log
@@ -26,8 +24,6 @@ TERM_SIGMA_LOG = 0.7
 """Prior standard deviation of a term's log scale."""
 _NOISE_SIGMA_LOG = 0.06
 _MODEL_SIGMA_LOG = 0.1
-_MOST = 10_000
-"""Upper bound on pp and on micro-batch sizes."""
 
 
 class ConstantRate:
@@ -52,24 +48,6 @@ class FittedLevel:
         """Return times and intervals."""
         sigma = np.full(len(rows), self.sigma_log)
         return _predictions(self.log_work(rows) + self.level_log, sigma)
-
-
-class TrivialOrder:
-    """Smallest TP first, then smallest PP, then largest micro-batch: an order without times."""
-
-    name = "trivial rule"
-    orders_only = True
-
-    def fit(self, rows: Sequence[StepRow]) -> TrivialOrder:
-        """Return self; there is nothing to fit."""
-        return self
-
-    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
-        """Return numbers that only order the layouts; comparable between calls."""
-        configs = [row.config for row in rows]
-        pairs = [(c.parallelism, _MOST - c.batch.micro_batch_size) for c in configs]
-        order = np.array([(p.tp * _MOST + p.pp) * _MOST + rest for p, rest in pairs], dtype=float)
-        return StepPredictions(time_s=order, low_s=order, high_s=order)
 
 
 class TenTerms:
@@ -144,13 +122,7 @@ class PerfectScaling:
         return _fitted_level([row for row in rows if row.num_ranks == least], _log_ideal)
 
 
-BASELINES = (ConstantRate(), TrivialOrder(), TenTerms(), PerfectScaling())
-
-
-def order_only(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a model that only orders, with all figures about times set to None."""
-    retained_keys = {"table", "protocol", "group", "n", *RANK_FIGURES}
-    return {name: value if name in retained_keys else None for name, value in result.items()}
+BASELINES = (ConstantRate(), TenTerms(), PerfectScaling())
 
 
 def _fitted_level(rows: Sequence[StepRow], log_work: LogWork) -> FittedLevel:

@@ -14,16 +14,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from forerun.benchmarks.costs.idle_session import idle_session
 from forerun.calib.answers import overhead
 from forerun.calib.samples import build_table, read_run
+from forerun.calib.workload import WandbMode
+from forerun.hooks.process import RankInfo, Settings
+from forerun.hooks.session import Session
 
 ROOT = Path(__file__).parents[2]
 PAUSE_S = 0.002
+_READER = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")
 
 
 def run(directory: Path, args: argparse.Namespace) -> None:
@@ -50,6 +55,26 @@ def steps_of(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     steps = build_table(read_run(directory)).steps
     by_step = steps[steps["is_clean"]].groupby("step", sort=True)
     return by_step["time_s"].median().to_numpy(), by_step["is_hooked"].last().to_numpy()
+
+
+@contextmanager
+def idle_session(*, is_last: bool) -> Iterator[Session]:
+    """Yield a session outside its window; the last of two ranks has a pipe to a companion."""
+    rank = int(is_last)
+    place = {"rank": rank, "world_size": 2, "local_rank": rank, "local_world_size": 2}
+    with tempfile.TemporaryDirectory() as home:
+        session = Session(
+            Settings(
+                rank=RankInfo(**place, run_id="timer"),
+                steps=0,
+                every=10**9,
+                directory=Path(home),
+                wandb=WandbMode.OFF,
+                companion_command=_READER if is_last else (),
+            )
+        )
+        yield session
+        session.finish()
 
 
 def timer_s(*, is_last: bool, num_calls: int = 300) -> float:

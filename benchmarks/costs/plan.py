@@ -1,70 +1,111 @@
 """Cost of the search for the best layouts, on 1,024 H100s with operators from the shipped priors.
 
     python benchmarks/costs/plan.py [--cases "dense 175B" "experts 671B"]
-        [--bulk 4000] [--repetitions 3]
 
-The first table is ``best_layouts`` of a model, each in a process of its own: processor seconds
-(including children), wall time, peak memory of the largest process, and the fate of all layouts.
-The second is the bulk rate of one core in complete layouts per second, time by
-``FittedSteps.median_times`` and memory by ``needed_nbytes``, over the given number of distinct
-layouts of the same space: random ones, which share little, and whole splits with all their
-variants, as the search evaluates them.  ``cold`` is the first pass, which builds the event orders
-of pipelines.
+``best_layouts`` of each model in a process of its own: processor seconds (including children), wall
+time, peak memory of the largest process, and the fate of all layouts.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
+import os
+import resource
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from forerun.benchmarks.child_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
-from forerun.calib.memory import needed_nbytes
+from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.search import (
     MemoryBudget,
     Tally,
     best_layouts,
-    cells_of,
-    num_nodes,
-    recomputes,
-    states,
 )
 from forerun.calib.steps import FittedSteps, fit_steps, prior_times
 from forerun.calib.units import GIB, MIB
-from forerun.calib.workload import RunConfig
+from forerun.calib.workload import Batch, Parallelism, Precision, RunConfig
 
+DEVICE = "NVIDIA H100 80GB HBM3"
+NUM_GPUS = 1024
 CAPACITY_NBYTES = 80 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchCase:
+    """A model, its batch, and its assumed running layout on all GPUs."""
+
+    shape: str
+    """Name for ``public_shape``."""
+    seq_length: int
+    global_batch_size: int
+    degrees: Mapping[str, Any]
+
+    def running(self) -> RunConfig:
+        """Return the running layout; experts are routed evenly."""
+        model = public_shape(self.shape, seq_length=self.seq_length)
+        if model.experts is not None:
+            model = replace(model, experts=replace(model.experts, is_balance_forced=True))
+        parallelism = Parallelism(
+            is_sequence_parallel=self.degrees.get("tp", 1) > 1,
+            is_optimizer_distributed=True,
+            overlaps_grad_reduce=True,
+            overlaps_param_gather=True,
+            ranks_per_node=8,
+            **self.degrees,
+        )
+        return RunConfig(
+            model=model,
+            parallelism=parallelism,
+            batch=Batch(micro_batch_size=1, global_batch_size=self.global_batch_size),
+            precision=Precision.BF16,
+            device=DEVICE,
+            framework="Megatron-LM",
+        )
+
+
+CASES: Mapping[str, SearchCase] = {
+    # Narayanan et al., SC 2021, Table 1: batch 1,536 on 1,024 A100, TP 8, PP 16.
+    "dense 175B": SearchCase(
+        shape="gpt3-175b",
+        seq_length=2048,
+        global_batch_size=1536,
+        degrees={"tp": 8, "pp": 16, "dp": 8},
+    ),
+    # arXiv:2412.19437, 3.2.1 and 4.2: PP 16, EP 64, batch 15,360.
+    "experts 671B": SearchCase(
+        shape="deepseek-v3",
+        seq_length=4096,
+        global_batch_size=15360,
+        degrees={"pp": 16, "dp": 64, "ep": 64, "chunk_layers": (*(4,) * 15, 1)},
+    ),
+}
 COUNTS = (*Tally.__slots__,)
 Figures = Mapping[str, Any]
 
 
 def main() -> None:
-    """Print both tables, or one case's figures as JSON."""
+    """Print the table, or one case's figures as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--bulk", type=int, default=4000, help="distinct layouts in bulk (4000)")
-    parser.add_argument("--repetitions", type=int, default=3, help="of the bulk, after the first")
-    parser.add_argument("--one", choices=("search", "bulk"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
+        steps = fit_steps(prior_times(DEVICE, is_attention_fused=True))
         with threadpool_limits(1):
-            print(json.dumps(_figures(arguments)))
+            print(json.dumps(measure_search(CASES[arguments.cases[0]].running(), steps)))
         return
-    for what, columns in (("search", SEARCH), ("bulk", BULK)):
-        rows = []
-        for case in arguments.cases:
-            for case_figures in answer_of("costs.plan", *_words(what, case, arguments)):
-                figures = (text.format(case_figures[name]) for name, text in columns.values())
-                rows.append([case, *figures])
-        print(markdown_table(["model", *columns], rows), flush=True)
-        print()
+    rows = []
+    for case in arguments.cases:
+        figures = answer_of("--one", "--cases", case)
+        rows.append([case, *(text.format(figures[name]) for name, text in SEARCH.values())])
+    print(markdown_table(["model", *SEARCH], rows))
 
 
 SEARCH = {
@@ -79,42 +120,28 @@ SEARCH = {
     "best s": ("best_s", "{:.3f}"),
     "gap": ("gap_frac", "{:.1%}"),
 }
-BULK = {
-    "drawn": ("drawn", "{}"),
-    "layouts": ("number", "{:,}"),
-    "complete/s, cold": ("cold_per_s", "{:,.0f}"),
-    "complete/s": ("complete_per_s", "{:,.0f}"),
-    "time/s": ("time_per_s", "{:,.0f}"),
-    "memory/s": ("memory_per_s", "{:,.0f}"),
-}
 
 
-def _words(what: str, case: str, arguments: argparse.Namespace) -> list[object]:
-    bulk = ("--bulk", arguments.bulk, "--repetitions", arguments.repetitions)
-    return ["--one", what, "--cases", case, *bulk]
+def answer_of(*words: object) -> Any:
+    """Return the JSON that this script prints last in a single-threaded process of its own."""
+    command = [sys.executable, "-m", "forerun.benchmarks.costs.plan", *map(str, words)]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | threads
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def _figures(arguments: argparse.Namespace) -> list[Figures]:
-    (case,) = arguments.cases
-    config = running(case)
-    steps = fit_steps(prior_times(DEVICE, is_attention_fused=True))
-    if arguments.one == "search":
-        return [measure_search(config, steps)]
-    variants = {"by chance": 1, "whole splits": None}
-    return [
-        {
-            "drawn": name,
-            **measure_bulk(
-                sample_layouts(config, arguments.bulk, each), steps, arguments.repetitions
-            ),
-        }
-        for name, each in variants.items()
-    ]
+def processor_s() -> float:
+    """Return processor seconds of this process and of the children it has waited for."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def running(case: str) -> RunConfig:
-    """Return the running layout of a case on all GPUs."""
-    return CASES[case].on_all(CASES[case].eight_ranks())
+def peak_nbytes() -> int:
+    """Return peak resident bytes: the larger of this process and its largest reaped child."""
+    used = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return 1024 * max(resource.getrusage(who).ru_maxrss for who in used)
 
 
 def measure_search(config: RunConfig, steps: FittedSteps) -> Figures:
@@ -133,48 +160,6 @@ def measure_search(config: RunConfig, steps: FittedSteps) -> Figures:
         "best_s": result.best[0].time_s,
         "gap_frac": result.proof.gap_frac,
     }
-
-
-def measure_bulk(layouts: list[RunConfig], steps: FittedSteps, repetitions: int) -> Figures:
-    """Return layouts per second of one core."""
-    costs: list[tuple[float, float]] = []
-    for _ in range(repetitions + 1):
-        begin = time.process_time()
-        steps.median_times(layouts)
-        middle = time.process_time()
-        needed_nbytes(layouts)
-        costs.append((middle - begin, time.process_time() - middle))
-    time_s, memory_s = min(costs[1:], default=costs[0])
-    return {
-        "number": len(layouts),
-        "cold_per_s": len(layouts) / sum(costs[0]),
-        "complete_per_s": len(layouts) / (time_s + memory_s),
-        "time_per_s": len(layouts) / time_s,
-        "memory_per_s": len(layouts) / memory_s,
-    }
-
-
-def sample_layouts(
-    config: RunConfig, number: int, each: int | None, seed: int = 0
-) -> list[RunConfig]:
-    """Return distinct random layouts of the space: ``each`` variants per cell, or all."""
-    rng, cells = random.Random(seed), cells_of(config, NUM_GPUS)
-    layouts: dict[RunConfig, None] = {}
-    for place in rng.sample(range(len(cells)), min(2 * number, len(cells))):
-        variants = list(variants_of(cells.layout(place)))
-        some = variants if each is None else rng.sample(variants, min(each, len(variants)))
-        layouts |= dict.fromkeys(some)
-        if len(layouts) >= number:
-            break
-    return list(layouts)[:number]
-
-
-def variants_of(layout: RunConfig) -> Iterator[RunConfig]:
-    """Yield a cell's layout with every sharding of the states and every choice of recompute."""
-    recompute_options = recomputes(layout)
-    for choice in states(layout, num_nodes(layout)):
-        sharded = choice.of(layout)
-        yield from (recompute.applied_to(sharded) for recompute in recompute_options)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Base of every measurement of ``collect.py``: a real or virtual device, and storage of figures."""
+"""Base of every measurement of ``collect.py``: a device or its stand-in, and stored figures."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
 _CALIBRATION_CYCLES = 20_000_000
 
 
@@ -56,25 +54,17 @@ class Bench:
         place = self.out.with_name(f"{name}.json")
         return json.loads(place.read_text())["figures"] if place.exists() else {}
 
-    def begin_device(self, *, is_timed: bool = True) -> None:
-        """Use CUDA or its stand-in in virtual time; without timing, Forerun sees a CPU."""
+    def begin_device(self) -> None:
+        """Use CUDA, or its stand-in, of which Forerun sees a CPU."""
         if not self.is_cpu:
             if not torch.cuda.is_available():
                 raise NotHere("needs a GPU: torch sees none")
             torch.cuda.set_device(0)
             torch.ones(1, device="cuda")
             return
-        os.environ.pop("FORERUN_TEST_TIMELINE", None)
-        sys.path.append(str(ROOT / "tests" / "support"))
-        from forerun.hooks.session import instruments
         from forerun.recipes.stand_in_cuda import install
 
         install.install()
-        if is_timed:
-            import device_timeline
-
-            device_timeline.install()
-            instruments._device = lambda models: torch.device("cuda")
 
     def occupy(self, time_s: float) -> None:
         """Queue a kernel of about ``time_s`` seconds on the current stream; none on a CPU."""

@@ -1,13 +1,13 @@
 """Measurements that only a GPU allows, on a bare machine: one GPU, an installed torch, no network.
 
-    python benchmarks/gpu/collect.py --out DIR [--archive FILE] [--part 1|2|3] [--carry FOLDER]
+    python benchmarks/gpu/collect.py --out DIR [--archive FILE] [--part 1|2] [--carry FOLDER]
                                      [--megatron CLONE] [--only NAME ...] [--cpu] [--stretch X]
 
-Part 1 is the sweep (``sweep.py``), part 2 has two ranks on the GPU, part 3 a step of 40,000
-collectives.  Each measurement runs in a process of its own that ends at its time limit; a
-part of them takes nine minutes at most.  Figures are written immediately, the archive contains all
-of them, and ``judge.py`` makes a page of that on any machine.  Nothing is installed: Forerun is
-imported from this clone; wheels and ``*.tar.xz`` of the carried folder are unpacked onto the path.
+Part 1 is the sweep (``sweep.py``), part 2 has two ranks on the GPU.  Each measurement runs in a
+process of its own that ends at its time limit; a part of them takes nine minutes at most.  Figures
+are written immediately, the archive contains all of them, and ``judge.py`` makes a page of that on
+any machine.  Nothing is installed: Forerun is imported from this clone; wheels and ``*.tar.xz`` of
+the carried folder are unpacked onto the path.
 ``--cpu`` rehearses with small models on a CPU; its times are meaningless.  Needs the standard
 library alone.
 """
@@ -57,13 +57,11 @@ MEASUREMENTS = (
     Measurement("preflight", 1, 30.0),
     Measurement("base", 1, 90.0),
     Measurement("predictions", 1, 25.0),
-    Measurement("host", 1, 40.0),
     Measurement("sweep", 1, 160.0),
     Measurement("shards", 1, 70.0),
     Measurement("turns", 1, 65.0),
     Measurement("moe", 1, 60.0),
     Measurement("two_ranks", 2, 195.0),
-    Measurement("groups", 3, 130.0),
 )
 _PACK_S = 15.0
 _packing = threading.Lock()
@@ -75,7 +73,7 @@ def main() -> int:
     """Measure, and pack the results; return 0 if each measurement ran to its end."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="default: all")
+    parser.add_argument("--part", type=int, choices=(1, 2), help="default: all")
     parser.add_argument("--archive", type=Path, help="default: DIR.tar.gz")
     parser.add_argument("--carry", type=Path, help="wheels and archives this machine has not")
     parser.add_argument("--megatron", type=Path, help="a clone of Megatron-LM, if not carried")

@@ -1,11 +1,10 @@
-"""Every figure of RESULTS.md, "On a GPU", computed again from the archives of the measured runs.
+"""Figures of RESULTS.md, "On a GPU", that the package computes from the archived samples.
 
     python benchmarks/gpu/figures.py
 
-prints each row whose printed figures are not the computed ones, with both.  Measured figures change
-with the archives alone, predicted ones (``PREDICTED``) with the models as well.  A row has a
-function here, or says "not archived" in its figures: in one clause of them, up to the next ";", or
-at their begin, for all of them.  Exit codes: 0 all as printed, 1 some not.
+prints each row whose printed figures are not the computed ones, with both.  They change with the
+models; what was only measured does not change, and stands in RESULTS.md alone.  Exit codes: 0 all
+as printed, 1 some not.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ import statistics
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import forerun
 from forerun.benchmarks.gpu import pairs
-from forerun.benchmarks.runs.gpu_parts import calls_in_step, weighted_frac
+from forerun.benchmarks.gpu.kernels import calls_in_step
 from forerun.calib.answers.run_measurements import (
     hook_summary,
     launch_bound_frac,
     measured_overhead,
     measured_step_s,
 )
-from forerun.calib.records import PhaseRecord
 from forerun.calib.samples import SampleTable, build_table, read_run, read_table, write_table
 from forerun.calib.workload import RunConfig
 from forerun.launch.opened.layout_answers import Prediction
@@ -45,7 +42,6 @@ _GIB = 2**30
 _HOOKED = (3, 6, 7, 10, 11, 14, 15, 18, 19, 22)
 """Hooked steps of a window of 20 after 3 of warm-up, from 0, as in all archived samples."""
 _BARE = tuple(step for step in range(3, 23) if step not in _HOOKED)
-_SHORT_S = 20e-6
 _FULL = ("--recompute-granularity", "full")
 _SHAPES = {
     "micro-batch halved": ("--micro-batch-size", "1"),
@@ -95,14 +91,8 @@ class Archives:
 
     def figures(self, name: str) -> dict[str, Any]:
         """Return the figures of a measurement, of the later day if there are two."""
-        return self.all_figures(name)[-1]
-
-    def all_figures(self, name: str) -> list[dict[str, Any]]:
-        """Return the figures of a measurement by day."""
-        return [
-            json.loads(path.read_text(encoding="utf-8"))["figures"]
-            for path in sorted(self.folder.glob(f"h200-*/{name}.json"))
-        ]
+        path = max(self.folder.glob(f"h200-*/{name}.json"))
+        return json.loads(path.read_text(encoding="utf-8"))["figures"]
 
     def json(self, path: str) -> Any:
         """Return the JSON of one file."""
@@ -137,19 +127,6 @@ def _median(times_s: Sequence[float], places: Sequence[int]) -> float:
     return statistics.median(times_s[place] for place in places)
 
 
-def _losses(data: Archives) -> Values:
-    recipe, probes = data.figures("recipe"), data.figures("probes")
-    operators = [row[0] for row in data.figures("shapes")["kineto"]["rows"]]
-    (size,) = [int(name.split()[-1]) for name in operators if name.startswith("optimizer")]
-    counts = (both["num_other_losses"] for both in (recipe, probes))
-    of = (both["num_losses"] for both in (recipe, probes))
-    pairs = [one for pair in zip(counts, of, strict=True) for one in pair]
-    faults = recipe["num_faults"] + probes["num_faults"]
-    left = probes["free_nbytes"] - probes["needed_nbytes"]
-    rest = faults, recipe["num_zero_durations"], 0, recipe["num_silent"]
-    return (size / 1e6, *pairs, _percent(left / probes["memory_nbytes"]), *rest)
-
-
 def _hooked(name: str) -> Callable[[Archives], Values]:
     def values(data: Archives) -> Values:
         cost = measured_overhead(data.table(name))
@@ -165,122 +142,6 @@ def _hooked_waiting(data: Archives) -> Values:
     return (*_hooked("launch_bound")(data), *map(_percent, waits))
 
 
-def _after(data: Archives) -> Values:
-    figures, result = data.figures("overhead"), []
-    for name in ("compute_bound", "launch_bound"):
-        after = next(f for f in figures[name]["figures"] if f["name"] == "after the window")
-        low, high = map(float, re.findall(r"([-+][\d.]+)%", after["note"]))
-        result += [_percent(after["value"]), low, high]
-    return result
-
-
-def _events(data: Archives) -> Values:
-    events = data.figures("events")
-    record_s, lookup_s = events["record_s"], events["current_stream_s"]
-    times_s = events["mark_s"], record_s, lookup_s, record_s - lookup_s
-    return [1e6 * one for one in (*times_s, events["read_s"], events["record_of_stream_s"])]
-
-
-def _streams(data: Archives) -> Values:
-    figures = data.figures("streams")
-    excess = max(value for name, value in figures.items() if name.endswith("largest_excess"))
-    return excess, 3, 2, figures["hidden_exposed_frac"], figures["exposed_exposed_frac"]
-
-
-def _trace(data: Archives) -> Values:
-    figures = data.figures("trace")
-    begin, *lows = (figures[f"{name}_free_mib"] for name in ("begin", "start", "end"))
-    taken = begin[0] - min(low for pair in lows for low in pair)
-    return figures["prepare_s"], figures["stop_s"], taken, figures["num_traced"]
-
-
-def _reading(data: Archives) -> Values:
-    figures = data.figures("trace")
-    times_s = (figures[name] for name in ("reading_step_s", "after_step_s"))
-    return [_percent(time_s / figures["before_step_s"] - 1) for time_s in times_s]
-
-
-def _many_calls(data: Archives) -> Values:
-    figures = data.figures("groups")
-    hooked = figures["num_steps_with_records"], figures["num_hooked_steps"], figures["num_records"]
-    plain_s, steps_s = figures["plain_step_s"], figures["steps_s"]
-    times_s = _median(steps_s, _BARE), _median(steps_s, _HOOKED), statistics.median(steps_s[23:])
-    grown = [one for time_s in times_s for one in (time_s, _percent(time_s / plain_s - 1))]
-    return (*hooked, figures["steps_to_answer"], plain_s, *grown)
-
-
-def _dumps(data: Archives) -> Values:
-    figures = data.figures("groups")
-    return 5000, figures["dump_ours_stops_python_s"], 2000, figures["dump_default_stops_python_s"]
-
-
-def _captures(data: Archives) -> Values:
-    figures = data.figures("capture")
-    attempts = [
-        figures[f"{way}_{m}"] for way in ("ours", "dump") for m in ("thread_local", "global")
-    ]
-    bare = [figures[f"bare_{mode}"] for mode in ("thread_local", "global")]
-    is_ended = [bool(one["problem"]) for one in bare]
-    valid = sum(not one["problem"] for one in attempts)
-    return valid, 4, sum(one["is_equal"] for one in attempts), sum(is_ended), 2
-
-
-def _sharded(data: Archives) -> Values:
-    first, figures = data.all_figures("fsdp")
-    pairs = figures["operators_s"]
-    long = {name: b / a - 1 for name, (a, b) in pairs.items() if a >= _SHORT_S}
-    errors = sorted(map(abs, long.values()))
-    odd = sorted(frac for frac in long.values() if frac > -1 and abs(frac) > 0.1)
-    zero = [name for name, pair in pairs.items() if min(pair) == 0]
-    gone_s = [a for a, b in pairs.values() if a >= _SHORT_S and not b]
-    return (
-        *(
-            _percent(figures["all_frac"]),
-            _percent(statistics.median(errors)),
-            len(long),
-            len(pairs),
-        ),
-        *(
-            1e6 * _SHORT_S,
-            sum("backward" in name for name in long),
-            *map(_percent, odd),
-            0,
-            1e6 * sum(gone_s),
-        ),
-        *(len(zero), len(pairs), 0, sum("forward" in name for name in zero)),
-        *(_percent(first[name]) for name in ("all_frac", "median_frac")),
-    )
-
-
-def _kernels(data: Archives) -> Values:
-    rows = data.figures("shapes")["kineto"]["rows"][1:]
-    pairs = {name: (float(a.split()[0]), float(b.split()[0])) for name, a, b, _ in rows}
-    fracs = {row[0]: float(row[3].rstrip("%")) for row in rows}
-    calls = calls_in_step(data.table("base").config())
-    sums_ms = (sum(pair[i] * calls[name] for name, pair in pairs.items()) / 1e3 for i in (0, 1))
-    rest = {name: pair for name, pair in pairs.items() if not name.startswith("optimizer")}
-    weighted = (_percent(weighted_frac(some, calls)) for some in (pairs, rest))
-
-    def span(values: Mapping[str, float], *starts: str) -> tuple[float, float]:
-        chosen = [value for name, value in values.items() if name.startswith(starts)]
-        return min(chosen), max(chosen)
-
-    apart_us = {name: pair[0] - pair[1] for name, pair in pairs.items()}
-    return (
-        *sums_ms, *weighted,
-        *(end for kind in ("linear_", "logits") for of in (fracs, apart_us)
-          for end in span(of, kind)),
-        *(end for kind in ("core_attention", "position") for of in (fracs, apart_us)
-          for end in span(of, kind)),
-        span(fracs, "optimizer")[1], span(fracs, "loss")[1], span(fracs, "residual")[1],
-        _percent(sum(a for a, _ in pairs.values()) / sum(b for _, b in pairs.values()) - 1),
-    )  # fmt: skip
-
-
-def _pass(data: Archives) -> Values:
-    return [_percent(data.figures("pace")["beside_frac"])]
-
-
 def _megatron_steps(data: Archives) -> Values:
     tables = [data.table(name) for name in ("a", "b")]
     return [v for t in tables for v in (measured_step_s(t), _percent(launch_bound_frac(t)))]
@@ -292,64 +153,6 @@ def _megatron_hooks(data: Archives) -> Values:
         hooks = hook_summary(data.table(name))
         result += [hooks.num_fired, hooks.num_installed, *_hooked(name)(data)]
     return result
-
-
-def _scores(data: Archives) -> Iterator[dict[str, Any]]:
-    yield from (data.json(f"h200-2026-11-28/megatron-lm-{name}/score.json") for name in ("a", "b"))
-
-
-def _scored_steps(score: Mapping[str, Any]) -> tuple[float, float, int]:
-    error = -_percent(score["step_time_error_median_frac"])
-    return error, _percent(score["interval_coverage_frac"]), score["num_scored_steps"]
-
-
-def _scored_end(score: Mapping[str, Any]) -> tuple[float, int, int]:
-    errors = score["track"]["errors"]
-    return (
-        -_percent(errors[0]["of_total_frac"]),
-        errors[0]["iteration"],
-        sum(one["is_inside"] for one in errors),
-    )
-
-
-def _megatron_end(data: Archives) -> Values:
-    a, b = _scores(data)
-    return len(a["track"]["errors"]), *_scored_end(b), len(b["track"]["errors"])
-
-
-def _between_bare(data: Archives) -> Values:
-    logs = [data.log_s(name)[24:] for name in ("b-bare", "b2", "b-bare2")]
-    return *map(statistics.median, logs), 1e3 * min(logs[2]), 1e3 * max(logs[2])
-
-
-def _repeated_hooks(data: Archives) -> Values:
-    table = data.table("b2")
-    clean = table.steps[table.steps["is_clean"]]
-    times_s = [
-        float(clean.loc[clean["is_hooked"] == on, "time_s"].median()) for on in (True, False)
-    ]
-    hooked = set(clean.loc[clean["is_hooked"], "step"])
-    records = [r for ranks in read_run(data.directory("b2")).records.values() for r in ranks]
-    hook_s = [
-        r.hook_ns / 1e9
-        for r in records
-        if isinstance(r, PhaseRecord) and r.name == "forward-backward" and r.step in hooked
-    ]
-    ratio = _percent(times_s[0] / times_s[1] - 1)
-    hook_frac = _percent(statistics.median(hook_s) / times_s[1])
-    return (*_hooked("b2")(data), *times_s, ratio, hook_frac)
-
-
-def _repeated_end(data: Archives) -> Values:
-    score = data.json("megatron/score.json")
-    text = (data.folder / "megatron/b2.log").read_text(encoding="utf-8")
-    (ended,) = re.findall(r"\[([\d :.-]+)\] iteration +24/", text)
-    line = (data.folder / "megatron/forecasts.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    forecast = json.loads(line)
-    begun = datetime.fromisoformat(ended).replace(tzinfo=timezone.utc).timestamp()
-    first = forecast["iteration"] - 24, forecast["unix_s"] - begun
-    error, _, num_inside = _scored_end(score)
-    return (*first, error, num_inside, len(score["track"]["errors"]), *_scored_steps(score))
 
 
 def _options(config: RunConfig) -> tuple[str, ...]:
@@ -519,33 +322,11 @@ def _each_pair(_: Archives) -> Values:
     return [value for one in found for value in pairs.sums([*one]).values()]
 
 
-KNOWN: dict[str, Callable[[Archives], Values]] = {
-    "losses with hooks and without (recipe), with probes beside little free memory": _losses,
+COMPUTED: dict[str, Callable[[Archives], Values]] = {
     "hooked against bare steps, hidden 4096": _hooked("compute_bound"),
     "the same, hidden 1024, launch-bound": _hooked_waiting,
-    "steps after the window against bare ones in it": _after,
-    "a mark; an event recorded; one read; between two kernels": _events,
-    "gathers on a side stream, hidden behind layers and waited for": _streams,
-    "a trace: prepare, stop, memory outside the allocator, traced operators": _trace,
-    "steps beside the reading of a trace and of the window, and after it": _reading,
-    "40,000 collectives a step: hooked steps with records": _many_calls,
-    "a dump of the flight recorder holds Python up": _dumps,
-    "graphs captured while Forerun asks or dumps (thread-local, global)": _captures,
-    "operators of a Llama under FSDP2 against without": _sharded,
-    "steps beside a thread at our pace, against such without (ten blocks of four and four)": _pass,
-    "events against the sum of kernels, weighted by calls in a step": _kernels,
     "step; the device waits for the host in": _megatron_steps,
     "hooks that fired; their cost of a hooked step": _megatron_hooks,
-    "steps after the window, median": lambda data: [
-        value for score in _scores(data) for value in _scored_steps(score)
-    ],
-    "the end": _megatron_end,
-    "bare run, with `--calibrate`, bare run: median step": _between_bare,
-    "hooks, of a hooked step": _repeated_hooks,
-    "first forecast and score": _repeated_end,
-}
-"""Row of RESULTS.md, by its first cell: figures of the archives, in the order of the row."""
-PREDICTED: dict[str, Callable[[Archives], Values]] = {
     "other shapes from one calibration, step": _shape_steps,
     "the same, peak memory": lambda data: [memory for _, memory in _shape_errors(data)],
     "**Predicted from one of the three runs, the others measured** (recipe; wide: hidden 4096; "
@@ -565,7 +346,8 @@ PREDICTED: dict[str, Callable[[Archives], Values]] = {
     "modelled step, measured": _repeated_modelled,
     "the 1.3B from it": _larger_from_repeated,
 }
-"""The same for what today's models predict from the archived samples."""
+"""Row of RESULTS.md, by its first cell: what today's package says of the archived samples, in the
+order of the row."""
 
 
 def section() -> list[str]:
@@ -588,15 +370,12 @@ def rows(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def printed(figures: str) -> list[str]:
-    """Return the numbers and verdicts in a row's figures, but those that are not archived.
+    """Return the numbers and verdicts in a row's figures.
 
-    >>> printed("-19.2 %, inside; 7 us (not archived)"), printed("not archived: 3; 4")
-    (['-19.2', 'inside'], [])
+    >>> printed("-19.2 %, inside; 1,700 us")
+    ['-19.2', 'inside', '1700']
     """
-    if figures.startswith("not archived"):
-        return []
-    clauses = (clause for clause in figures.split(";") if "not archived" not in clause)
-    return [token.replace(",", "") for clause in clauses for token in _TOKEN.findall(clause)]
+    return [token.replace(",", "") for token in _TOKEN.findall(figures)]
 
 
 def is_as_printed(token: str, value: float | bool) -> bool:
@@ -629,11 +408,9 @@ def main() -> int:
     result = []
     with tempfile.TemporaryDirectory() as folder:
         data = Archives(Path(folder))
-        for name, figures in rows(section()):
-            if (known := (KNOWN | PREDICTED).get(name)) is not None:
-                result += differences(name, figures, known(data))
-            elif not figures.startswith("not archived"):
-                result.append(f"{name}: has no function here, and is not marked as not archived")
+        known = dict(rows(section()))
+        for name, values in COMPUTED.items():
+            result += differences(name, known[name], values(data))
     print("\n".join(result) or "all figures as printed")
     return int(bool(result))
 

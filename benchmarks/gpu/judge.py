@@ -14,7 +14,6 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -62,15 +61,6 @@ def _bar(place: str, words: str, *, most: float | None = None, least: float | No
     return Bar(measurement=measurement, figure=figure, words=words, most=most, least=least)
 
 
-def _capture_bars() -> Iterator[Bar]:
-    ways = (("ours", "asked in our way"), ("dump", "dumped"))
-    for (way, way_text), mode in product(ways, ("thread_local", "global")):
-        place, words = f"capture.{way}_{mode}", f"{way_text}, mode {mode}: "
-        yield _bar(f"{place}.num_problems", f"{words}captures that ended", most=0)
-        yield _bar(f"{place}.is_equal", f"{words}the replay computes the same", least=1)
-        yield _bar(f"{place}.num_faults", f"{words}faults", most=0)
-
-
 def _run_bars() -> Iterator[Bar]:
     for name in ("base", "moe"):
         yield _bar(f"{name}.num_zero_durations", "records of 0 ns", most=0)
@@ -81,56 +71,6 @@ def _run_bars() -> Iterator[Bar]:
 
 
 BARS = (
-    _bar("events.record_given_stream_s", "host seconds to record an event", most=3e-6),
-    _bar("events.read_s", "host seconds to read one", most=4e-6),
-    _bar("events.mark_s", "host seconds of a mark", most=5e-6),
-    _bar("events.record_of_stream_s", "stream seconds for one between kernels", most=2e-6),
-    _bar(
-        "events.error_after_0.1_s_p90_frac", "error of 20 us, 0.1 s after the reference", most=0.01
-    ),
-    _bar("streams.hidden_num_operators", "layers found, gathers hidden", least=8),
-    _bar("streams.hidden_operators_largest_excess", "of 3 % + 2 us, layers", most=1),
-    _bar("streams.hidden_transfers_largest_excess", "of 3 % + 2 us, gathers", most=1),
-    _bar("streams.exposed_operators_largest_excess", "of 3 % + 2 us, waited for", most=1),
-    _bar("streams.exposed_transfers_largest_excess", "of 3 % + 2 us, waited for", most=1),
-    _bar("streams.hidden_exposed_frac", "exposed of gathers that layers hide", most=0.02),
-    _bar("streams.exposed_exposed_frac", "of gathers that are waited for", least=0.95, most=1.05),
-    _bar("recipe.num_losses", "losses compared", least=35),
-    _bar("recipe.num_other_losses", "losses that hooks have changed", most=0),
-    _bar("recipe.num_faults", "faults of hooks", most=0),
-    _bar("recipe.num_zero_durations", "operators of 0 ns", most=0),
-    _bar("recipe.num_backward", "operators of backward passes", least=1),
-    _bar("recipe.num_silent", "hooks that never fired", most=0),
-    _bar("groups.num_zero_durations", "records of 0 ns", most=0),
-    _bar("groups.num_faults", "faults of hooks", most=0),
-    _bar("groups.steps_to_answer", "steps from the window's end to its records", most=6),
-    _bar("groups.num_steps_with_records", "hooked steps that have records", least=1),
-    _bar("groups.dump_ours_stops_python_s", "seconds that a dump stops Python", most=0.2),
-    _bar("trace.num_traced", "traced operators", least=1),
-    _bar("trace.start_s", "seconds to start the profiler", most=5.0),
-    _bar("trace.stop_s", "seconds to stop it", most=5.0),
-    _bar("trace.taken_mib", "MiB that it takes outside the allocator", most=1536),
-    _bar("trace.after_frac", "the steps after it against those before", most=0.01),
-    _bar("trace.users_kernels", "kernels in the user's own profile afterwards", least=1),
-    _bar("pace.beside_frac", "steps beside the making of records", most=0.05),
-    *_capture_bars(),
-    _bar("fsdp.all_frac", "all operators, sharded against not", most=0.03),
-    _bar("fsdp.median_frac", "the median operator", most=0.05),
-    _bar("probes.num_other_losses", "losses that probes have changed", most=0),
-    _bar("probes.num_losses", "losses compared", least=20),
-    _bar("probes.num_probed", "operators probed", least=1),
-    _bar("probes.last_frac", "the last steps against a run without probes", most=0.02),
-    _bar("overhead.launch_bound: in the window", "overhead, launch-bound", most=0.03),
-    _bar("overhead.launch_bound: after the window", "steps after, launch-bound", most=0.01),
-    _bar("overhead.compute_bound: in the window", "overhead, compute-bound", most=0.03),
-    _bar("overhead.compute_bound: after the window", "steps after, compute-bound", most=0.01),
-    _bar("overhead.launch_bound_waiting_frac", "of operators, device waits", least=0.1),
-    _bar("overhead.compute_bound_waiting_frac", "of operators, device waits", most=0.1),
-    _bar("shapes.kineto: operators of a step", "events against kernels", most=0.03),
-    _bar("shapes.layouts: mean error of the step", "other shapes predicted", most=0.05),
-    _bar("shapes.layouts: largest error of the peak memory", "their memory", most=0.05),
-    _bar("shapes.fake: mean error of the work", "TP and PP shapes predicted", most=0.05),
-    _bar("shapes.two_ranks: layouts with other losses or counts", "two ranks", most=0),
     *_run_bars(),
     _bar("scores.is_first", "predictions were written before the sweep", least=1),
     _bar("scores.base_drift", "slowest run of the base against its fastest", most=0.05),
@@ -212,29 +152,9 @@ def page(known: Mapping[str, dict]) -> tuple[str, bool]:
 
 
 def value_of(outcome: Mapping[str, Any], figure: str) -> float | None:
-    """Return a recorded figure, or one derived from several; None if not known."""
-    figures = outcome.get("figures", {})
-    value: Any = figures.get(figure)
-    if figure == "taken_mib":
-        return _taken_mib(figures)
-    if value is None and figure == "record_given_stream_s" and "record_s" in figures:
-        # Archives until 2026-11-28 timed the look-up of the current stream as well.
-        return figures["record_s"] - figures["current_stream_s"]
-    if value is None and "." in figure:
-        outer, _, inner = figure.rpartition(".")
-        capture = figures.get(outer)
-        value = capture.get(inner) if isinstance(capture, dict) else None
-        if isinstance(capture, dict) and inner == "num_problems":
-            refused = any(answer.startswith("refused") for answer in capture["asked"])
-            value = int(bool(capture["problem"]) or refused)
+    """Return a recorded figure; None if not known."""
+    value = outcome.get("figures", {}).get(figure)
     return float(value) if isinstance(value, int | float) else None
-
-
-def _taken_mib(figures: Mapping[str, Any]) -> float | None:
-    """Return free memory before the profiler was prepared, less the minimum while it ran."""
-    begin, rest = figures.get("begin_free_mib"), ("start_free_mib", "end_free_mib")
-    lows = [low for name in rest for low in figures.get(name, ())]
-    return float(begin[0] - min(lows)) if begin and lows else None
 
 
 def _machine(figures: Mapping[str, Any]) -> list[str]:

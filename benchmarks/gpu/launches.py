@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from forerun.benchmarks.gpu.bench import Bench, NotHere, free_port
+from forerun.benchmarks.gpu.kernels import kineto_part
 from forerun.benchmarks.gpu.layouts import LOCAL, PAIRS
 from forerun.benchmarks.gpu.megatron_runs import losses, script
-from forerun.benchmarks.runs.gpu_parts import kineto_part
 from forerun.benchmarks.runs.launches import step_times_s
 from forerun.calib.errors import ForerunError
 from forerun.calib.records import (
@@ -86,7 +85,7 @@ def calibrated(bench: Bench, name: str, words: Sequence[str], *, num_steps: int)
         **_of_records(folder),
     )
     try:
-        bench.put(kernels=asdict(kineto_part(read_run(folder))))
+        bench.put(kernels=kineto_part(read_run(folder)))
     except ValueError as err:
         bench.put(kernels=str(err)[:300])
 

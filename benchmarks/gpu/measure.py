@@ -18,13 +18,11 @@ HOMES = {
     "preflight": "preflight",
     "base": "sweep",
     "predictions": "sweep",
-    "host": "sweep",
     "sweep": "sweep",
     "shards": "sweep",
     "turns": "sweep",
     "moe": "sweep",
     "two_ranks": "launches",
-    "groups": "groups",
 }
 """Module of each measurement; the measurement is its function of that name."""
 

@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -139,18 +139,14 @@ class Megatron:
         num_ranks: int = 1,
         num_bare: int = BARE,
         num_blocked: int = BLOCKED,
-        hooks: Around | None = None,
     ) -> Trained:
-        """Train a layout: warm-up, bare steps, and steps with timed passes, within ``hooks``."""
+        """Train a layout: warm-up, bare steps, and steps with timed passes."""
         passes: list[dict[str, Any]] = []
 
         @contextmanager
         def around(number: int, models: Any, optimizer: Any) -> Iterator[None]:
-            with contextlib.ExitStack() as stack:
-                if number >= WARMUP + num_bare:
-                    if hooks is not None:
-                        stack.enter_context(hooks(number, models, optimizer))
-                    stack.enter_context(_timed_passes(self._bench, models, passes))
+            is_timed = number >= WARMUP + num_bare
+            with _timed_passes(self._bench, models, passes) if is_timed else nullcontext():
                 yield
 
         trained = self.train(

@@ -10,7 +10,6 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
-from typing import Any
 
 from forerun.benchmarks.gpu.bench import Bench
 
@@ -46,7 +45,6 @@ def preflight(bench: Bench) -> None:
     bench.put(packages={name: _version(name) for name in _PACKAGES})
     bench.put(driver=_output_of(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]))
     bench.put(doctor=_output_of([sys.executable, "-m", "forerun.launch.cli", "doctor"]))
-    bench.put(**_optional_libraries())
 
 
 def _nccl_version() -> int | None:
@@ -91,19 +89,3 @@ def _output_of(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as err:
         return f"none: {err}"[:200]
     return (done.stdout + done.stderr)[-4000:].strip()
-
-
-def _optional_libraries() -> dict[str, Any]:
-    """Return the libraries that Forerun looks up by name and silently does without."""
-    from dataclasses import asdict
-
-    from torch._C import _distributed_c10d
-
-    from forerun.hooks.recording import find_exchange
-    from forerun.launch.known import detect_links
-
-    return {
-        "links": asdict(detect_links()),
-        "has_exchange": find_exchange() is not None,
-        "has_dump": hasattr(_distributed_c10d, "_dump_nccl_trace_json"),
-    }

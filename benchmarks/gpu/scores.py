@@ -203,8 +203,6 @@ def sections(known: Known) -> Iterator[str]:
         for name, times_s in _shards(known)
     ]
     yield from _section("Shards: one micro-batch, nothing transferred", head, rows)
-    head = ["layer of", "launched forwards", "backwards", "ratio", "device", "backwards"]
-    yield from _section("Launches", head, [*_launch_rows(known)])
     head = ["hooks", "beyond a bare step", "90 %", "turns"]
     steps_s = figures_of(known, "turns").get("steps_s", {})
     rows = [
@@ -248,14 +246,3 @@ def _verdict(one: Gain) -> str:
     words = ["inside" if one.is_covered else "OUTSIDE"]
     words += [] if one.has_sign else ["WRONG SIGN"]
     return ", ".join([*words, *([] if one.is_decided else ["cannot tell"])])
-
-
-def _launch_rows(known: Known) -> Iterator[list[str]]:
-    for name, run in figures_of(known, "host").get("host", {}).items():
-        values = [
-            float(np.median(run.get(f"{phase}_layer_{key}", math.nan)))
-            for key in ("host_s", "device_s")
-            for phase in _PHASES
-        ]
-        cells = [f"{value * 1e3:.2f} ms" for value in values]
-        yield [name, *cells[:2], f"{values[1] / values[0]:.2f}", *cells[2:]]

@@ -2,7 +2,7 @@
 
 ``base`` calibrates, ``predictions`` writes what ``forerun predict`` and ``forerun plan`` say of
 each layout, ``sweep`` measures them, ``shards`` measures single ranks of several under the fake
-process group, ``host`` launches of layers.  ``scores.py`` compares.
+process group.  ``scores.py`` compares.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ from forerun.benchmarks.gpu.bench import Bench
 from forerun.benchmarks.gpu.launches import calibrated, has_engine, words_of
 from forerun.benchmarks.gpu.layouts import (
     BASE,
-    FP8,
     LAYOUTS,
-    LOCAL,
     OF_ENGINE,
     PP,
     SHARDS,
     digest,
-    micro,
 )
 from forerun.benchmarks.gpu.megatron_runs import BLOCKED, WARMUP, Megatron, TimeIsUp
 from forerun.hooks.adapters.megatron_model import timer_holders
@@ -121,7 +118,7 @@ class Cases:
     """Runs of one measurement in turn, while another one of the longest still fits its time."""
 
     def __init__(self, bench: Bench) -> None:
-        bench.begin_device(is_timed=False)
+        bench.begin_device()
         self._bench, self._megatron = bench, Megatron(bench)
         self._spent_s: list[float] = []
 
@@ -194,40 +191,15 @@ def shards(bench: Bench) -> None:
             bench.put(shards=figures)
 
 
-def host(bench: Bench) -> None:
-    """Time launches of layers behind a blocked stream: by width, stack and precision, hooked."""
-    cases, figures = Cases(bench), {}
-    stacks: dict[str, tuple[str, ...]] = {"local": LOCAL}
-    if has_engine(bench):
-        stacks |= {"engine": (), "engine, fp8": FP8}
-    for hidden in (4096, 1024, 2048):
-        for stack, options in stacks.items():
-            for kind, hooks in {"bare": None, "hooked": _hooked}.items():
-                if cases.fits() and (hooks is None or hidden == 4096):
-                    words = [*words_of(bench, hidden=hidden, seq=1024), *micro(1), *options]
-                    words += ["--global-batch-size", "1"]
-                    name = f"{stack}, hidden {hidden}, {kind}"
-                    figures[name] = cases.run(words, num_bare=1, hooks=hooks)
-                    bench.put(host=figures)
-
-
 def _instruments(models: Any, optimizer: Any, **options: Any) -> Instruments:
     holders = timer_holders(models, (optimizer,))
     real = Host(models=tuple(models), optimizers=(optimizer,), timer_holders=holders)
     return Instruments(WeakHost(real), Guard(), num_steps=10, **options)
 
 
-@contextmanager
-def _hooked(number: int, models: Any, optimizer: Any) -> Iterator[None]:
-    instruments = _instruments(models, optimizer)
-    instruments.put_on(step=number, window=0)
-    yield
-    instruments.take_off()
-
-
 def turns(bench: Bench) -> None:
     """Train a launch-bound model, one step each with other parts of the hooks, in random turns."""
-    bench.begin_device(is_timed=False)
+    bench.begin_device()
     times_s: dict[str, list[float]] = {}
     passes = tuple(range(4))
     variants: list[str] = []

@@ -1,13 +1,11 @@
 """Convert published tables to the format that ``forerun import`` reads.
 
-    python benchmarks/published/convert.py TABLE... --out DIR [--cluster NAME] [--packed]
+    python benchmarks/published/convert.py TABLE... --out DIR [--packed]
 
 The kind of a TABLE is known by its columns (CSV, gzipped CSV or Parquet; a folder stands for all of
-its tables).  Each becomes ``DIR/<name>.csv``, including flagged rows; the raw tables of
-estimate-train-time, which have GPU and operator in the file's name, become
-``DIR/paper-operators.csv`` and ``DIR/paper-collectives.csv``, of ``--cluster`` if their folder does
-not name it.  ``--packed`` writes step times as in ``recipes/published``: ``steps_<name>.csv.gz``
-without a time stamp, so that equal rows give equal files.  Exit codes are those of ``forerun``.
+its tables).  Each becomes ``DIR/<name>.csv``, including flagged rows.  ``--packed`` writes step
+times as in ``recipes/published``: ``steps_<name>.csv.gz`` without a time stamp, so that equal rows
+give equal files.  Exit codes are those of ``forerun``.
 """
 
 from __future__ import annotations
@@ -20,15 +18,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from forerun.benchmarks.published.operators_ett import is_raw, is_summary, paper_table
 from forerun.benchmarks.published.readers import is_of_steps, read_published, read_steps
 from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from forerun.calib.importers import canonical_frame, table_kind
+from forerun.calib.importers import canonical_frame
 from forerun.calib.records import replace_file
 from forerun.launch.known import ENDINGS, read_frame
 from forerun.launch.verbs import ExitCode
 
-UNKNOWN_CLUSTER = "unknown"
 _UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
@@ -37,7 +33,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help="table or folder")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--cluster", metavar="NAME", help="of raw tables: what to call it")
     parser.add_argument("--packed", action="store_true", help="step times as in recipes/published")
     try:
         return _converted(parser.parse_args())
@@ -50,16 +45,10 @@ def main() -> int:
 
 
 def _converted(arguments: argparse.Namespace) -> int:
-    raw: dict[str, list[pd.DataFrame]] = {"operators": [], "collectives": []}
     written: dict[Path, int] = {}
     for path in _files(arguments.tables):
         stem, frame = path.name.split(".")[0], read_frame(path)
-        if is_summary(frame):
-            print(f"convert.py: {path} lists trained models, no measurements", file=sys.stderr)
-        elif is_raw(frame):
-            checked = _checked(path, paper_table, frame, stem, cluster=_cluster(path, arguments))
-            raw[table_kind(checked)].append(checked)
-        elif is_of_steps(frame):
+        if is_of_steps(frame):
             table = _checked(path, read_steps, frame, path.name)
             for row in table.skipped:
                 print(f"convert.py: {path.name} {row.row_id}: {row.reason}", file=sys.stderr)
@@ -72,10 +61,6 @@ def _converted(arguments: argparse.Namespace) -> int:
         else:
             checked = _checked(path, read_published, frame, path.name)
             _write(checked, arguments.out / f"{stem}.csv", written)
-    for what, parts in raw.items():
-        if filled := [part for part in parts if len(part)]:
-            joined = pd.concat(filled, ignore_index=True)
-            _write(joined, arguments.out / f"paper-{what}.csv", written)
     if not written:
         raise RecordError(f"nothing to convert in {', '.join(map(str, arguments.tables))}")
     for path, num_rows in written.items():
@@ -89,13 +74,6 @@ def _files(tables: list[Path]) -> Iterator[Path]:
             yield from sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS))
         else:
             yield path
-
-
-def _cluster(path: Path, arguments: argparse.Namespace) -> str:
-    """Return the cluster in ``regressors/CLUSTER/operator/FILE`` or ``CLUSTER/nccl/FILE``."""
-    parts = path.resolve().parts
-    cluster = parts[-3] if parts[-2] in ("operator", "nccl") else UNKNOWN_CLUSTER
-    return arguments.cluster or cluster
 
 
 def _checked(path: Path, read, *arguments, **more):

@@ -1,49 +1,23 @@
-"""Readers of estimate-train-time (arXiv:2509.22832): the paper's operators with forward and
-backward, optimizers, and its raw tables.
-
-In raw tables GPU and operator are in the file's name only:
-"""
+"""Readers of estimate-train-time (arXiv:2509.22832): the paper's operators, and optimizers."""
 
 from __future__ import annotations
-
-import re
 
 import numpy as np
 import pandas as pd
 
-from forerun.benchmarks.published.collectives import read_ett
 from forerun.benchmarks.published.rows import (
     Operators,
-    element_nbytes,
     family,
     named_rows,
     numbers,
     operator_rows,
     texts,
 )
-from forerun.calib.errors import ConfigError
 from forerun.calib.workload import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
 
 VOCAB_SIZE = 50257
 """The vocabulary in the sampling code of the source, which records none."""
 VOCAB_MULTIPLE = 128
-_NAME = re.compile(r"(?P<gpu>[^_]+)_(?P<op>.+?)_(?P<dtype>fp16|bf16|fp32)(?:_\d+_\d+)?$")
-_COLUMNS = {
-    "mp": "tp",
-    "b": "micro_batch",
-    "h": "heads",
-    "l": "seq_len",
-    "dim": "hidden",
-    "hidden_size": "hidden",
-    "num_layers": "layers",
-    "F_dur(us)": "fwd_time_us",
-    "B_dur(us)": "bwd_time_us",
-    "dur(us)": "time_us",
-    "dur": "time_us",
-    "GPUsPerNode": "ranks_per_node",
-}
-_TIMES = ("F_dur(us)", "dur(us)", "dur")
-_SWEEPS = ("allreduce", "allgather", "reducescatter", "p2p")
 
 
 def padded_vocab_part(tp: pd.Series) -> pd.Series:
@@ -135,41 +109,6 @@ def read_optimizers(frame: pd.DataFrame) -> pd.DataFrame:
         nbytes=OPTIMIZER_ELEMENT_NBYTES,
         tp=tp,
     ).reset_index(drop=True)
-
-
-def is_summary(frame: pd.DataFrame) -> bool:
-    """Return True for the tables of trained models that are published next to the measurements."""
-    return "Best_model" in frame.columns
-
-
-def is_raw(frame: pd.DataFrame) -> bool:
-    """Return True if the columns of times have the source's names."""
-    return any(name in frame.columns for name in _TIMES)
-
-
-def paper_table(frame: pd.DataFrame, stem: str, *, cluster: str) -> pd.DataFrame:
-    """Return the rows of operators or collectives in our own format.
-
-    Raises ``ConfigError`` if ``stem`` is not such a name.
-    """
-    name_match = _NAME.fullmatch(stem)
-    if name_match is None:
-        raise ConfigError(
-            f"{stem} is not named <gpu>_<operator>_<type>; keep the names of the source"
-        )
-    table = frame.rename(columns=_COLUMNS).assign(
-        gpu=name_match["gpu"], cluster=cluster, dtype=name_match["dtype"], op=name_match["op"]
-    )
-    if "fwd_time_us" in table.columns:
-        return read_operators(table)
-    if "shape" not in table.columns:
-        return read_optimizers(table)
-    name = next(
-        (sweep for sweep in _SWEEPS if name_match["op"].startswith(sweep)), name_match["op"]
-    )
-    ranks = numbers(table, "nodes") * numbers(table, "ranks_per_node")
-    nbytes = numbers(table, "shape") * element_nbytes(table)
-    return read_ett(table.assign(op=name, ranks=ranks, bytes_per_rank=nbytes))
 
 
 FAMILIES = (

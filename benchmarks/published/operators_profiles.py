@@ -186,23 +186,8 @@ def read_simumax(frame: pd.DataFrame) -> pd.DataFrame:
     return together(parts)
 
 
-def read_peaks(frame: pd.DataFrame) -> pd.DataFrame:
-    """Read the best product of each accelerator: one row per device and precision, as ceilings."""
-    m, n, k = (numbers(frame, f"best_shape_{c}") for c in "mnk")
-    return operator_rows(
-        frame,
-        kind=OperatorKind.LINEAR,
-        group="best gemm " + texts(frame, "precision"),
-        device="accelerator",
-        sizes=(m, k, n),
-        nbytes=element_nbytes(frame, "precision"),
-        time_s=2 * m * n * k / (numbers(frame, "mamf_tflops") * _TERA),
-    )
-
-
 FAMILIES = (
     family("Aceso operators", "gpu op_name hidden heads seq_len fwd_us", read_aceso),
     family("Sailor layers", "gpu layer_kind micro_batch_size fwd_s", read_sailor),
     family("SimuMax operators", "gpu op b m n k time_us_from_efficiency", read_simumax),
-    family("GEMM ceilings", "accelerator precision mamf_tflops best_shape_m", read_peaks),
 )

@@ -167,31 +167,6 @@ _FSDP = ("FULL_SHARD", "SHARD_GRAD_OP")
 _NETWORK = "1600 Gbit/s RoCE"
 
 
-def read_neusight(record: Record) -> StepRow:
-    """Read NeuSight's fp32 Hugging Face models; inference is skipped, training has no optimizer."""
-    if record.text("mode") != "train":
-        raise ConfigError(f"mode {record.text('mode')!r} is no training step")
-    if "switch" in record.text("model").lower():
-        raise ConfigError("the experts of switch models are not stated; give them")
-    batch = record.whole("batch")
-    shape = gpt_shape(record, vocab=record.whole("vocab"))
-    cells = {"global_batch_size": batch * record.whole("dp", default=1)}
-    degrees = {c: record.whole(c, default=1) for c in ("tp", "pp", "gpus")}
-    micro = max(1, batch // record.whole("num_microbatches", default=1))
-    return step_row(
-        record.only({**cells, **degrees, "micro_batch_size": micro}),
-        row_id=f"{record.text('gpu')} {record.text('model')} {batch} {record.row_id}",
-        model=shape,
-        stack=Stack(framework="Hugging Face", attention=Attention.UNFUSED),
-        device=record.text("gpu"),
-        precision="fp32",
-        machine=f"{record.text('gpu')} NeuSight fp32",
-        label=record.text("model"),
-        measured_s=_MS * record.number("e2e_time_ms"),
-        flag="no optimizer step",
-    )
-
-
 FAMILIES = (
     family(
         *("Sailor", "cluster gpus_types layers_per_stage step_time_s", read_sailor),
@@ -199,5 +174,4 @@ FAMILIES = (
     ),
     family("nanotron", "grad_accum seq_len step_time_ms_median_it8_12", read_nanotron),
     family("llm-foundry", "d_model n_layers sharding step_time_s_derived", read_llmfoundry),
-    family("NeuSight", "gpu model mode batch e2e_time_ms", read_neusight),
 )

@@ -1,28 +1,21 @@
-"""Scores of estimated transfers and of an alpha-beta baseline per group; for ``models.py``."""
+"""Scores of estimated transfers; for ``models.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from forerun.benchmarks.protocols.collectives import COLLECTIVE_PROTOCOLS, scored_rows
-from forerun.benchmarks.protocols.scores import fit_network
-from forerun.calib.network import Group, Law, Samples, Transfers, bus_factor, fit_law, ring_steps
 
 LARGE_NBYTES = 16 * 2**20
 HUGE_NBYTES = 256 * 10**6
-BASELINE_SIGMA_LOG = 10.0
-OURS, ALPHA_BETA = "ours", "alpha-beta"
+OURS = "ours"
 CURVE = ["device", "fabric", "collective", "num_ranks", "num_nodes"]
 
 
 def collective_figures(table: pd.DataFrame, name: str, seeds: Sequence[int]) -> pd.DataFrame:
-    """Return one row per protocol and ``model`` (``ours`` or ``alpha-beta``) of a canonical table,
-    every collective with equal weight.
+    """Return one row per protocol of a canonical table, every collective with equal weight.
 
     Mean absolute percentage errors over all payloads (``mape_frac``), from 16 MiB
     (``large_mape_frac``) and above 256 MB (``huge_mape_frac``); coverage and half-width of the 90 %
@@ -38,13 +31,12 @@ def collective_figures(table: pd.DataFrame, name: str, seeds: Sequence[int]) -> 
     parts["leave_span, nodes x 4"] = ("leave_span", table[several])
     rows = []
     for label, (protocol, part) in parts.items():
-        for model, fit in ((OURS, fit_network), (ALPHA_BETA, fit_baseline)):
-            scored = scored_rows(part, protocol, seeds=seeds, fit=fit)
-            if len(scored):
-                labels = {"table": name, "protocol": label, "model": model, "n": len(scored)}
-                inside, width = intervals(scored) if model == OURS else (np.nan, np.nan)
-                figures = {"coverage_90_frac": inside, "interval_width_frac": width}
-                rows.append({**labels, **errors(scored), **figures, "floor_frac": floor})
+        scored = scored_rows(part, protocol, seeds=seeds)
+        if len(scored):
+            labels = {"table": name, "protocol": label, "n": len(scored)}
+            inside, width = intervals(scored)
+            figures = {"coverage_90_frac": inside, "interval_width_frac": width}
+            rows.append({**labels, **errors(scored), **figures, "floor_frac": floor})
     return pd.DataFrame(rows)
 
 
@@ -74,55 +66,4 @@ def repeats_frac(table: pd.DataFrame) -> float:
         float(repeated.groupby(table["collective"]).mean().mean())
         if len(repeated)
         else float("nan")
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AlphaBeta:
-    """One latency and one bandwidth for each group; other groups use the nearest group's ring."""
-
-    laws: Mapping[Group, Law]
-
-    def estimate(self, group: Group, nbytes: NDArray[np.float64]) -> Transfers:
-        seen = min(self.laws, key=lambda g: distance(g, group))
-        steps, factors = (
-            np.array([count(g.collective, g.num_ranks) for g in (seen, group)])
-            for count in (ring_steps, bus_factor)
-        )
-        law = Law(
-            fixed_s=self.laws[seen].fixed_s * steps[1] / steps[0],
-            byte_s=self.laws[seen].byte_s * factors[1] / factors[0],
-        )
-        nothing = np.zeros(len(nbytes))
-        return Transfers(
-            log_time=law.log_time(np.log(nbytes)),
-            half_width_log=nothing,
-            octaves=nothing,
-        )
-
-
-def distance(group: Group, other: Group) -> tuple[bool, float, float]:
-    """Return a sort key in which other collectives are further than other sizes."""
-    return (
-        group.collective is not other.collective,
-        abs(np.log(group.num_nodes / other.num_nodes)),
-        abs(np.log(group.num_ranks / other.num_ranks)),
-    )
-
-
-def fit_baseline(samples: Mapping[Group, Samples], _: str) -> AlphaBeta:
-    """Fit latency and bandwidth per group by robust least squares in log time, without a prior."""
-    start = Law(fixed_s=1e-5, byte_s=1e-11)
-    return AlphaBeta(
-        laws={
-            group: fit_law(
-                np.ones(len(s)),
-                s.nbytes,
-                np.log(s.time_s),
-                s.weight,
-                start,
-                sigma_log=BASELINE_SIGMA_LOG,
-            )
-            for group, s in samples.items()
-        }
     )

@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.scoring.collectives import ALPHA_BETA, OURS
+from forerun.benchmarks.scoring.collectives import OURS
 from forerun.benchmarks.scoring.operators import CHOSEN, WITHOUT_REFUSED
 
-PRIOR, PAPER, CONSTANT = "ours with a prior", "paper's recipe", "constant efficiency"
-METHODS = (PAPER, CONSTANT, OURS)
+PRIOR = "ours with a prior"
 LINEARS, WITH_PRIOR = ", linears", " with a prior"
 """Suffixes of a protocol's name in a table."""
 PHASES = ("forward", "backward")
@@ -21,27 +20,19 @@ PAPER_TABLE = "ett_fwd_bwd"
 """Part of the name of the table of Zhang et al., to which the bars apply."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Percent of forward and backward: the previous result, and the target."""
-
-    before: tuple[float, float]
-    bar: tuple[float, float]
-
-
 BARS = {
-    "random": Bar(before=(3.3, 2.6), bar=(3.0, 2.4)),
-    "small_to_large": Bar(before=(6.3, 5.8), bar=(5.5, 5.5)),
-    "few_8": Bar(before=(6.3, 5.8), bar=(5.8, 5.8)),
-    "few_8" + LINEARS + WITH_PRIOR: Bar(before=(4.8, 3.6), bar=(4.5, 3.5)),
-    "few_24": Bar(before=(5.1, 4.6), bar=(4.7, 4.4)),
-    CHOSEN: Bar(before=(4.1, 3.8), bar=(4.2, 3.8)),
-    "leave_tp": Bar(before=(4.3, 4.0), bar=(4.0, 4.0)),
+    "random": (3.0, 2.4),
+    "small_to_large": (5.5, 5.5),
+    "few_8": (5.8, 5.8),
+    "few_8" + LINEARS + WITH_PRIOR: (4.5, 3.5),
+    "few_24": (4.7, 4.4),
+    CHOSEN: (4.2, 3.8),
+    "leave_tp": (4.0, 4.0),
 }
-"""Means over the 18 operators of the A100 of Zhang et al."""
+"""Percent of forward and backward, means over the 18 operators of the A100 of Zhang et al."""
 INTERVALS = """\
-Coverage of the 90 % intervals (worst operator and phase), and mean half-width.  Bars: 87 to 94 %,
-no operator under 75 %, half-width 13 in `few_8`, 10 in `few_24`, 19 under shift:"""
+Last: coverage of the 90 % intervals (worst operator and phase), and mean half-width.  Bars: 87 to
+94 %, no operator under 75 %, half-width 13 in `few_8`, 10 in `few_24`, 19 under shift."""
 _SCORED_TWICE = ("small_to_large" + WITHOUT_REFUSED, "few_8" + WITHOUT_REFUSED)
 
 
@@ -72,28 +63,23 @@ class OperatorScores:
 
 
 def paper_text(scores: OperatorScores) -> str:
-    """Return errors next to bars and baselines, intervals, and errors of each operator."""
+    """Return errors next to bars, intervals, and errors of each operator."""
     protocols = [p for p in _protocols(scores) if WITHOUT_REFUSED not in p or p in _SCORED_TWICE]
     named = [(p, p, OURS) for p in protocols]
     for after, row in enumerate((("few_8" + LINEARS, OURS), ("few_8" + LINEARS, PRIOR)), start=1):
         if "few_8" in protocols and len(scores.rows(row[1], row[0])):
             label = row[0] + (WITH_PRIOR if row[1] == PRIOR else "")
             named.insert(protocols.index("few_8") + after, (label, *row))
-    head = ["protocol", *METHODS, "median", "reached before", "bar", "met", "floor"]
-    errors, intervals = [], []
+    head = ["protocol", OURS, "median", "bar", "met", "floor", "coverage (worst), half-width"]
+    rows = []
     for label, protocol, method in named:
         ours = scores.rows(method, protocol)
-        all_three = [scores.rows(m, protocol) for m in (PAPER, CONSTANT, method)]
-        cells = [_phases(rows, "mape_frac") for rows in all_three]
-        cells += [_phases(ours, "median_ape_frac"), *_bar(label, ours), _floors(scores, ours)]
-        errors.append([label, *cells])
-        intervals.append([label, *map(_interval, all_three)])
+        cells = [_phases(ours, "mape_frac"), _phases(ours, "median_ape_frac"), *_bar(label, ours)]
+        rows.append([label, *cells, _floors(scores, ours), _interval(ours)])
     return "\n\n".join(
         [
-            f"Errors on `{scores.table}`, mean over operators:",
-            markdown_table(head, errors),
-            INTERVALS,
-            markdown_table(["protocol", *METHODS], intervals),
+            f"Errors on `{scores.table}`, mean over operators. {INTERVALS}",
+            markdown_table(head, rows),
             "Each operator, ours: error (coverage):",
             _by_operator(scores, [p for p in protocols if p in BARS]),
         ]
@@ -102,15 +88,15 @@ def paper_text(scores: OperatorScores) -> str:
 
 def others_text(operator_scores: Sequence[OperatorScores]) -> str:
     """Return one row for each protocol of each table."""
-    head = ["table", "protocol", "groups", PAPER, CONSTANT, OURS, *PHASES]
+    head = ["table", "protocol", "groups", OURS, *PHASES]
     head += ["median", "floor", "coverage (worst), half-width"]
     rows = []
     for scores in operator_scores:
         for protocol in (p for p in _protocols(scores) if WITHOUT_REFUSED not in p):
             ours = scores.rows(OURS, protocol)
-            means = [_percent(scores.rows(m, protocol)["mape_frac"].mean()) for m in METHODS]
+            mean = _percent(ours["mape_frac"].mean())
             phases = [_percent(_phase(ours, p)["mape_frac"].mean()) for p in PHASES]
-            cells = [scores.table, protocol, str(len(ours)), *means, *phases]
+            cells = [scores.table, protocol, str(len(ours)), mean, *phases]
             floor = pd.Series(scores.floors, dtype=np.float64).mean()
             cells += [_percent(ours["median_ape_frac"].mean()), _percent(floor)]
             rows.append([*cells, _interval(ours)])
@@ -119,16 +105,13 @@ def others_text(operator_scores: Sequence[OperatorScores]) -> str:
 
 def collective_text(figures: pd.DataFrame) -> str:
     """Return one row for each table and protocol."""
-    head = ["table", "protocol", "n", ALPHA_BETA, OURS, "coverage, half-width", "floor"]
+    head = ["table", "protocol", "n", OURS, "coverage, half-width", "floor"]
     rows = []
-    for (table, protocol), group_figures in figures.groupby(["table", "protocol"], sort=False):
-        by_model = group_figures.set_index("model")
-        ours = by_model.loc[OURS]
-        cells = [str(table), str(protocol), str(ours["n"])]
-        cells += [" / ".join(map(_percent, by_model.loc[m, _SIZES])) for m in (ALPHA_BETA, OURS)]
-        cells.append(
-            f"{_percent(ours['coverage_90_frac'])}, {_percent(ours['interval_width_frac'])}"
-        )
+    for ours in figures.to_dict("records"):
+        cells = [ours["table"], ours["protocol"], str(ours["n"])]
+        cells.append(" / ".join(_percent(ours[size]) for size in _SIZES))
+        inside, width = ours["coverage_90_frac"], ours["interval_width_frac"]
+        cells.append(f"{_percent(inside)}, {_percent(width)}")
         rows.append([*cells, _percent(ours["floor_frac"])])
     return markdown_table(head, rows)
 
@@ -162,14 +145,13 @@ def _floors(scores: OperatorScores, rows: pd.DataFrame) -> str:
 
 
 def _bar(protocol: str, ours: pd.DataFrame) -> list[str]:
-    """Return the previous result, the bar, and if each phase meets it at the precision shown."""
+    """Return the bar, and if each phase meets it at the precision shown."""
     bar = BARS.get(protocol.removesuffix(WITHOUT_REFUSED))
     if bar is None:
-        return ["", "", ""]
+        return ["", ""]
     values = [round(100 * _phase(ours, p)["mape_frac"].mean(), 1) for p in PHASES]
-    met = ["yes" if v <= b else "no" for v, b in zip(values, bar.bar, strict=True)]
-    cells = [" / ".join(f"{v:.1f}" for v in pair) for pair in (bar.before, bar.bar)]
-    return [*cells, " / ".join(met)]
+    met = ["yes" if v <= b else "no" for v, b in zip(values, bar, strict=True)]
+    return [" / ".join(f"{v:.1f}" for v in bar), " / ".join(met)]
 
 
 def _interval(rows: pd.DataFrame) -> str:

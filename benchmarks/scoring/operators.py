@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.benchmarks.baselines.operators import Method
 from forerun.benchmarks.protocols import scores
 from forerun.benchmarks.protocols.operator_samples import (
     OperatorSamples,
@@ -20,6 +19,7 @@ from forerun.benchmarks.protocols.operator_samples import (
 from forerun.benchmarks.protocols.operators import (
     DEVICE_PROBES,
     OPERATOR_PROTOCOLS,
+    Fit,
     scored_cells,
     validate_operators,
 )
@@ -38,25 +38,25 @@ Mask = NDArray[np.bool_]
 
 def figures(
     frame: pd.DataFrame,
-    methods: Mapping[str, Method],
+    method: str,
+    fit: Fit,
     seeds: Sequence[int],
     *,
     protocols: Sequence[str] = PROTOCOLS,
 ) -> pd.DataFrame:
-    """Return one row per method, protocol and group of a canonical table, with its figures.
+    """Return one row per protocol and group of a canonical table, with its figures.
 
     If the gates refuse rows that a protocol scores, it also has figures without these rows.
     """
     parts = []
-    for method_name, method in methods.items():
-        for protocol in protocols:
-            predicted = predictions(frame, protocol, seeds, method)
-            if predicted.empty:
-                continue
-            parts.append(_figures(predicted, method_name, protocol))
-            if predicted["is_refused"].any():
-                answered = predicted[~predicted["is_refused"]]
-                parts.append(_figures(answered, method_name, protocol + WITHOUT_REFUSED))
+    for protocol in protocols:
+        predicted = predictions(frame, protocol, seeds, fit)
+        if predicted.empty:
+            continue
+        parts.append(_figures(predicted, method, protocol))
+        if predicted["is_refused"].any():
+            answered = predicted[~predicted["is_refused"]]
+            parts.append(_figures(answered, method, protocol + WITHOUT_REFUSED))
     return joined(parts)
 
 
@@ -71,16 +71,13 @@ def _figures(predicted: pd.DataFrame, method: str, protocol: str) -> pd.DataFram
     )
 
 
-def predictions(
-    frame: pd.DataFrame, protocol: str, seeds: Sequence[int], method: Method
-) -> pd.DataFrame:
+def predictions(frame: pd.DataFrame, protocol: str, seeds: Sequence[int], fit: Fit) -> pd.DataFrame:
     """Return every row that a protocol scores, with ``is_refused``.
 
     The splits are those of ``protocols/operators.py``; ``chosen_24`` is only here.
     """
     if protocol == "leave_gpu" or protocol in DEVICE_PROBES:
-        models = {"fit": method.fit, "transfer": method.transfer}
-        predicted = validate_operators(frame, seeds=seeds, protocols=[protocol], **models)
+        predicted = validate_operators(frame, seeds=seeds, protocols=[protocol], fit=fit)
         return predicted.assign(is_refused=False)
     devices: dict[str, list[OperatorSamples]] = {}
     for samples in operator_samples(frame):
@@ -88,7 +85,7 @@ def predictions(
     parts = []
     for members in devices.values():
         refused = refused_rows(members)
-        for scored in scored_cells(members, protocol, seeds, method.fit, draw=_splits):
+        for scored in scored_cells(members, protocol, seeds, fit, draw=_splits):
             is_refused = refused[scored["group"].iloc[0]][scored.index]
             parts.append(scored.assign(is_refused=is_refused))
     return joined(parts)

@@ -1,4 +1,4 @@
-"""Acceptance criteria of the step model: sets, protocols, previous results, and bars."""
+"""Acceptance criteria of the step model: sets, protocols, and bars."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ class Claim:
     protocol: str
     """``calibrate_K``, ``designed_K`` or a named protocol."""
     bars: tuple[Bar, ...] = ()
-    reference: str = "-"
     better_than: tuple[str, ...] = ()
     """Baselines that it has to beat, by a paired bootstrap."""
     pool: str = ""
@@ -102,16 +101,15 @@ def _mape(limit: float) -> Bar:
 def _claims(
     title: str,
     table: str,
-    bars: Mapping[str, tuple[str, float]],
+    bars: Mapping[str, float],
     operators: tuple[str, ...] = (),
 ) -> Iterator[Claim]:
-    """Return claims by protocol: the previous result, and the bar of the error."""
-    for protocol, (before, limit) in bars.items():
+    """Return claims by protocol, from the bars of their errors."""
+    for protocol, limit in bars.items():
         yield Claim(
             title=title,
             table=table,
             protocol=protocol,
-            reference=before,
             bars=(_mape(limit),),
             operators=operators,
         )
@@ -150,7 +148,6 @@ _PAPERS: tuple[Claim, ...] = (
         table="e2e_small_tables",
         protocol="calibrate_2",
         machine="Korthikanti|SC'?21|Narayanan|Selene",
-        reference="3.9; Calculon 3.65, max 8.87",
         bars=(_mape(0.035), Bar(figure="max_ape_frac", limit=0.08)),
     ),
 )
@@ -159,15 +156,13 @@ _VTRAIN: tuple[Claim, ...] = (
         "vTrain single node (synthetic)",
         _SINGLE,
         {
-            "calibrate_5": ("4.6", 0.045),
-            "calibrate_10": ("3.3", 0.032),
-            "calibrate_40": ("0.8", 0.008),
-            "designed_10": ("2.0", 0.02),
+            "calibrate_5": 0.045,
+            "calibrate_10": 0.032,
+            "calibrate_40": 0.008,
+            "designed_10": 0.02,
         },
     ),
-    *_claims(
-        "vTrain multi node", _MULTI, {LEAVE_ONE_OUT: ("5.6", 0.05), "calibrate_5": ("7.1", 0.065)}
-    ),
+    *_claims("vTrain multi node", _MULTI, {LEAVE_ONE_OUT: 0.05, "calibrate_5": 0.065}),
 )
 _ONE_STACK: tuple[Claim, ...] = (
     Claim(
@@ -175,7 +170,6 @@ _ONE_STACK: tuple[Claim, ...] = (
         table=_SIMUMAX,
         protocol="calibrate_0",
         operators=_SIMUMAX_OPS,
-        reference="7.0; SimuMax 5.3, memory 1.4",
         bars=(_mape(0.055), _half_width(0.2), _MEMORY),
     ),
     Claim(
@@ -183,7 +177,6 @@ _ONE_STACK: tuple[Claim, ...] = (
         table=_SIMUMAX,
         protocol="calibrate_3",
         operators=_SIMUMAX_OPS,
-        reference="3.6, p90 of draws 7.1",
         bars=(
             _mape(0.03),
             _half_width(0.08),
@@ -196,42 +189,40 @@ _ONE_STACK: tuple[Claim, ...] = (
             title="Megatron-Bridge cards, H100" if machine else "Megatron-Bridge cards",
             table="e2e_bridge_cards",
             protocol=protocol,
-            reference=before,
             bars=(_mape(limit),),
             machine=machine,
         )
-        for protocol, machine, before, limit in (
-            ("calibrate_0", "", "64; constant rate 50", 0.25),
-            ("calibrate_3", "H100", "44", 0.12),
+        for protocol, machine, limit in (
+            ("calibrate_0", "", 0.25),
+            ("calibrate_3", "H100", 0.12),
         )
     ),
     Claim(title="Megatron-Bridge", table=_BRIDGE, protocol=LEAVE_RELEASE),
     *_claims(
         "Sailor GH200",
         _SAILOR,
-        {"calibrate_0": ("4.4; naive 18.4", 0.042), "calibrate_3": ("-", 0.035)},
+        {"calibrate_0": 0.042, "calibrate_3": 0.035},
         operators=_SAILOR_OPS,
     ),
     *_claims(
         "llm-foundry, FSDP",
         "e2e_llmfoundry_mpt_fsdp",
-        {"calibrate_0": ("-", 0.08), "calibrate_3": ("refused; 12.0 as unsharded", 0.08)},
+        {"calibrate_0": 0.08, "calibrate_3": 0.08},
     ),
     *(
         Claim(
             title=f"Megatron-Bridge{title}",
             table=_BRIDGE,
             protocol="calibrate_3",
-            reference=before,
             bars=bars,
             is_scored=is_scored,
         )
-        for title, before, bars, is_scored in (
-            ("", "10.2", (_mape(0.08),), None),
-            (", dense", "11.6", (_mape(0.08),), lambda row: not _has_experts(row)),
-            (", MoE", "9.4", _EXPERT_BARS, _has_experts),
-            (", bf16", "-", (), lambda row: row.config.fp8.value == "none"),
-            (", fp8 and fp4", "-", (), lambda row: row.config.fp8.value != "none"),
+        for title, bars, is_scored in (
+            ("", (_mape(0.08),), None),
+            (", dense", (_mape(0.08),), lambda row: not _has_experts(row)),
+            (", MoE", _EXPERT_BARS, _has_experts),
+            (", bf16", (), lambda row: row.config.fp8.value == "none"),
+            (", fp8 and fp4", (), lambda row: row.config.fp8.value != "none"),
         )
     ),
 )
@@ -275,14 +266,12 @@ _ORDERS: tuple[Claim, ...] = (
         title="ranking, vTrain single node (synthetic)",
         table=_SINGLE,
         protocol="calibrate_10",
-        reference="trivial rule tau 0.55, regret 3.1 %",
         bars=_RANKING,
     ),
     Claim(
         title="ranking, vTrain multi node",
         table=_MULTI,
         protocol="calibrate_5",
-        reference="trivial rule tau 0.49, regret 9 %",
         bars=_RANKING,
     ),
 )

@@ -62,14 +62,9 @@ def markdown(output: Mapping[str, Any], baselines: Sequence[str]) -> str:
 
 
 def _figures(output: Mapping[str, Any], baselines: Sequence[str]) -> str:
-    head = ["set", "protocol", "n", "reached before", "bar", output["model"], "met", "bias"]
+    head = ["set", "protocol", "n", "bar", output["model"], "met", "bias"]
     head += ["covers, width", "coverage verdict", *baselines]
     rows = [_cells(line, baselines) for line in output["results"]]
-    rows += [
-        [one["title"], one["protocol"], "", one["reference"], one["bar"], one["ours"], one["met"]]
-        + [""] * (len(head) - 7)
-        for one in output["also"]
-    ]
     return markdown_table(head, rows)
 
 
@@ -80,7 +75,6 @@ def _cells(line: Line, baselines: Sequence[str]) -> list[str]:
         line["title"],
         line["protocol"],
         str(ours["n"]),
-        line["reference"],
         _bars(line),
         _named(line["figures"], ours),
         _met(line),

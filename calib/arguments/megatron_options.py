@@ -15,7 +15,7 @@ Values: TypeAlias = "dict[str, ArgumentValue]"
 """Argument values by name in Megatron's namespace."""
 NAMES = read_package_json(__package__, "megatron_names.json")
 """Lists of Megatron-LM's arguments, by their treatment; ``releases`` are those whose parsers were
-read (``benchmarks/option_table.py`` lists a checkout's further arguments).
+read.
 
 ``harmless`` ones do not affect time (paths, learning rates, logging), or only choose among kernels
 of one operator (fusions, dropout), which a run's samples reflect anyway, or qualify an argument

@@ -2,7 +2,7 @@
 
 Rules are those of core_v0.16.1: ``validate_args`` of ``megatron/training/arguments.py``,
 ``TransformerConfig.__post_init__``, ``OptimizerConfig.__post_init__``, the buckets of its DDP and
-its calculator of micro-batches.  ``benchmarks/megatron_accepts.py`` checks them against its code.
+its calculator of micro-batches.
 """
 
 from __future__ import annotations

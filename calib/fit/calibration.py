@@ -58,7 +58,7 @@ _ROWS_SIGMA_LOG: Mapping[OperatorFamily, float] = {
 """Deviation of an accelerator's operator at twice the rows of a measured one (tokens of a product,
 samples of attention), as the models here predict it from that one alone: over the public tables of
 GPUs 0.07, 0.10 and 0.06 in the median, 0.12, 0.11 and 0.08 in the upper quartile
-(``benchmarks/fits/row_counts.py``). It grows with the root of the octaves."""
+(``benchmarks/RESULTS.md``). It grows with the root of the octaves."""
 _LEAST_SIGMA_LOG = 1e-6
 """Keeps quotients finite."""
 _TOUCHING_OCTAVES = 1e-6

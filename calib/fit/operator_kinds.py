@@ -98,7 +98,7 @@ _SORT_LAUNCHES = 120
 _CACHED_NBYTES, _UNCACHED_NBYTES, _UNCACHED_FACTOR = 2.0**18, 2.0**20, 2.0
 """Tensor size up to which a core's cache of 1 to 2 MiB holds an operator's inputs and output, size
 from which it holds none, and the factor on byte time above it. Sums of two tensors run at a third
-of their rate from 1 MiB on, GELU and softmax at full rate (benchmarks/costs/processor.py,
+of their rate from 1 MiB on, GELU and softmax at full rate (benchmarks/RESULTS.md,
 2026-11-26): half of a mixed operator is of the first sort."""
 _LAYER_PASSES = 34.0
 """Activation bytes of a layer over tokens x hidden (Korthikanti et al., 2022, section 4.1)."""
@@ -361,7 +361,7 @@ class KindLaw:
     processor_flop: tuple[float, float] = (0.0, 0.0)
     """FLOP of a product that a CPU executes in the time of one element's exponential or error
     function, forward and backward: 91 to 152 and 293 to 544 for GELU, 76 to 158 and 183 to 311 for
-    SiLU, 115 to 224 and 139 to 215 for softmax (benchmarks/costs/processor.py, six runs of
+    SiLU, 115 to 224 and 139 to 215 for softmax (benchmarks/RESULTS.md, six runs of
     2026-11-26; the values below are from the medians of the first three)."""
     family: OperatorFamily = OperatorFamily.MEMORY
     is_chain: bool = False

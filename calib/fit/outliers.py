@@ -27,7 +27,7 @@ _FEWEST_COPIES = 5
 """Minimum number of copies: four rows that agree to a percent may be chance."""
 _COPY_EXCESS = 3.0
 """Copies are refused if they are three times as many as chance puts within a percent. With half or
-twice the value, the same rows are refused (benchmarks/sensitivity.py)."""
+twice the value, the same rows are refused (benchmarks/RESULTS.md)."""
 _COPY_WORK = 1.3
 """Ratio of backward to forward work above which equal times are implausible."""
 _LEAST_BACKWARD = 0.6

@@ -39,7 +39,7 @@ _FEWEST_FOR_TREES = 64
 _FEWEST_FOR_FOREST = 12
 """Distinct shapes from which a forest joins the Gaussian process. With 6 instead, eight SimuMax
 shapes are predicted to 10.7 % instead of 11.1; not adopted, since only one table shows it
-(benchmarks/sensitivity.py)."""
+(benchmarks/RESULTS.md)."""
 _SHARE_STEP = 0.6
 """Prior deviation of the law's constants: each column's moves log time by its share times this."""
 _LEAST_FREEDOM = 0.1

@@ -20,7 +20,7 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 CONSTANT = 0.2
 """Prior deviation of a pool's offset, in log time: about 20 %. With half or twice the value, errors
-change by less than 0.1 points (benchmarks/sensitivity.py)."""
+change by less than 0.1 points (benchmarks/RESULTS.md)."""
 START = np.log([0.5, 0.08, 2.0, 0.03, 0.05, 0.05])
 """Logs of the priors' medians: log time for trend, shape, noise and members; octaves for the
 range."""
@@ -45,7 +45,7 @@ more cost too much."""
 _WILD = 2.0
 """Standardised held-out residual above which a sample loses weight."""
 _NUM_REWEIGHTS = 2
-"""Rounds of reweighting. One or four give the same errors (benchmarks/sensitivity.py): outliers are
+"""Rounds of reweighting. One or four give the same errors (benchmarks/RESULTS.md): outliers are
 identified in the first."""
 
 

@@ -17,7 +17,7 @@ _INSIDE_LOG = 1e-3
 """Distance from the bounds at which a search starts."""
 _WILD_DEVIATIONS = 4.0
 """Robust deviations at which residuals are clipped. Two or eight instead change coverage of another
-device by a point (benchmarks/sensitivity.py)."""
+device by a point (benchmarks/RESULTS.md)."""
 SAMPLE_SIGMA_LOG = 0.06
 """Deviation of one measured operator, probe or transfer from a law. At 0.1 instead, large bf16
 products are predicted from small ones to 9.8 % instead of 7.2."""

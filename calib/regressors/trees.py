@@ -29,7 +29,7 @@ _SEED = 0
 """Arbitrary fixed seed, for reproducibility."""
 _NUM_TREES = 40
 """Number of trees. 20 or 80 change errors by 0.1 points at most, and each tree costs time per
-prediction (benchmarks/sensitivity.py)."""
+prediction (benchmarks/RESULTS.md)."""
 _LEAF = -1
 _NUM_FOLDS = 2
 """Number of folds: each shape is held out once, at the price of two more fits."""

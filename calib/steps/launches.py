@@ -23,8 +23,7 @@ from ..workload import Operator, OperatorKind, Phase, RunConfig
 
 HOST_SCATTER_LOG = 0.19
 """Scatter of host-bound steps between launches of one command: 0.054, 0.068 and 0.078 s
-(``benchmarks/RESULTS.md``, "Choice among measured layouts"), and of a class of operator between
-shapes."""
+(``benchmarks/RESULTS.md``), and of a class of operator between shapes."""
 _WAITS_FRAC = 0.9
 """Share of waiting from which an operator's time is its host's."""
 _ENDS = frozenset({OperatorKind.EMBEDDING, OperatorKind.LOGITS, OperatorKind.LOSS})

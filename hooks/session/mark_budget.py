@@ -21,7 +21,7 @@ COST_FRAC = 0.015
 """Share of a step that recording its operators may add to it, on average over hooked steps."""
 MARKS_PER_S = 1_000
 """Marks for each second of a window, that they are read soon: some 2 us each, 0.2 % of the time
-(``benchmarks/costs/marks.py``)."""
+(``benchmarks/RESULTS.md``)."""
 _DISPLACED_FACTOR = 1.5
 """Cost of an operator over the time inside its hooks, until passes have been compared: 1.3 on an
 H200, 1.7 on a slow processor (``benchmarks/RESULTS.md``): what the hooks displace from caches is

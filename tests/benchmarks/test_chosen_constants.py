@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from forerun import calib
 from forerun.benchmarks.scoring.chosen_constants import chosen, not_chosen, numbers
-
-pytestmark = pytest.mark.slow
 
 CALIB = Path(calib.__path__[0])
 MOST = 145

@@ -2,72 +2,55 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 
 import pytest
 
-from forerun.benchmarks.first_answers.score import (
-    HEAD,
-    Answer,
-    Launch,
-    answer_from,
-    read_launches,
-    summary,
-    table,
-)
+from forerun.benchmarks.first_answers.score import Answer, Launch, read_launches, summary
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.memory.devices import known_device
-
-pytestmark = pytest.mark.slow
 
 LAUNCHES = read_launches()
 GIVEN = 3
 """Launches that came with the cases; the others were looked for."""
 
 
-@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda one: one.name)
+@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda one: one["name"])
 def test_a_launch_is_a_run_on_a_known_device(launch: Launch) -> None:
-    description = config_from_command(launch.words)
+    description = config_from_command(shlex.split(launch["command"]))
     layout = description.config.parallelism
     ranks = layout.dp * layout.tp * layout.pp * layout.cp
-    assert ranks == int(launch.name.rpartition("-")[2].partition("x")[0])
+    assert ranks == int(launch["name"].rpartition("-")[2].partition("x")[0])
     assert description.unknown == () and description.notes == ()
-    assert known_device(launch.device).memory_nbytes
+    assert known_device(launch["device"]).memory_nbytes
 
 
-@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda one: one.name)
+@pytest.mark.parametrize("launch", LAUNCHES, ids=lambda one: one["name"])
 def test_a_launch_has_a_source_and_a_measured_step(launch: Launch) -> None:
-    assert "/" in launch.source.split()[0] and "://" not in launch.source
-    assert launch.measured_step_s > 0 and launch.how and all(launch.assumed)
-    assert launch.memory_verdict in ("fits", "does not fit", None)
+    assert "/" in launch["source"].split()[0] and "://" not in launch["source"]
+    assert launch["measured_step_s"] > 0 and launch["from"] and all(launch["assumed"])
+    assert launch["memory_verdict"] in ("fits", "does not fit", None)
 
 
 def test_no_repository_gives_more_than_three_of_those_looked_for() -> None:
-    counts = Counter(launch.source.split()[0] for launch in LAUNCHES[GIVEN:])
+    counts = Counter(launch["source"].split()[0] for launch in LAUNCHES[GIVEN:])
     assert len(LAUNCHES) == GIVEN + counts.total() == 21
     assert max(counts.values()) == 3 and len(counts) == 10
 
 
 def make_answer(step_s: float, verdict: str) -> Answer:
-    (launch, *_) = LAUNCHES
-    ends = {"low_s": step_s / 2, "high_s": step_s * 2}
-    memory = {"total_nbytes": 10**9}
-    value = {"step_time_s": step_s, **ends, "memory": memory, "verdict": verdict}
-    return answer_from(launch, value, 2.0)
+    return {"step_time_s": step_s, "low_s": step_s / 2, "high_s": step_s * 2, "verdict": verdict}
 
 
 def test_what_held_is_counted() -> None:
-    measured_s = LAUNCHES[0].measured_step_s
-    refused = Answer(launch=LAUNCHES[1], wall_s=1.0, refusal="an option is not modelled")
-    answers = [make_answer(1.2 * measured_s, "fits"), make_answer(4 * measured_s, "tight"), refused]
-    assert [one.is_inside for one in answers[:2]] == [True, False]
-    assert summary(answers).splitlines() == [
+    measured_s = LAUNCHES[0]["measured_step_s"]
+    answers = [make_answer(1.2 * measured_s, "fits"), make_answer(4 * measured_s, "tight")]
+    refused = (LAUNCHES[1], {"refusal": "an option is not modelled"})
+    assert summary([*((LAUNCHES[0], one) for one in answers), refused]).splitlines() == [
         "median absolute error: 160.0 %",
         "held: 1 of 2",
         "half-width: largest 75 %, median 75 %",
         "memory verdicts right: 1 of 2",
-        "median wall time of an answer: 2.00 s; 1 refused",
+        "1 refused",
     ]
-    rows = table(answers).splitlines()
-    assert len(rows) == 2 + len(answers) and "| refused |" in rows[-1]
-    assert {row.count(" | ") for row in rows} == {len(HEAD) - 1}

@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from step_fixtures import grid, timed
 
+from forerun.benchmarks.baselines.steps import ConstantRate
 from forerun.benchmarks.fits.build_priors import SOURCES as RATES
-from forerun.benchmarks.generalise import BEFORE, SOURCES, Line, stored, table, with_before
+from forerun.benchmarks.generalise import SOURCES, Line, table
 from forerun.benchmarks.protocols.scores import score_folds, step_folds
 from forerun.benchmarks.protocols.table_steps import TableSteps
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS
 from forerun.calib.fit.rate_priors import rates_prior
 from forerun.calib.workload.operators import OperatorKind, Phase
-
-pytestmark = pytest.mark.slow
 
 
 def test_each_table_is_of_one_source():
@@ -41,22 +40,16 @@ def test_steps_are_priced_without_them():
     assert times_s[0] != pytest.approx(times_s[1], rel=1e-3)
 
 
-def line(rows, model, name="planted", num_known=0) -> Line:
-    folds = list(step_folds(rows, num_known, 2))
-    frames = {TableSteps.name: score_folds(rows, folds, model.fit)}
-    return Line(source=name, num_known=num_known, frames=frames)
-
-
-def test_errors_of_another_state_of_the_code_stand_beside_those_of_this():
+def test_errors_are_those_that_were_planted():
     rows = grid()[:6]
-    times = TableSteps().fit([]).predict(rows).time_s
-    rows = timed(rows, times)
-    exact = line(rows, TableSteps())
+    rows = timed(rows, TableSteps().fit([]).predict(rows).time_s)
+    folds = list(step_folds(rows, 0, 2))
+    frames = {
+        model.name: score_folds(rows, folds, model.fit) for model in (TableSteps(), ConstantRate())
+    }
+    exact = Line(source="planted", num_known=0, frames=frames)
     assert exact.mape_frac(TableSteps.name) == pytest.approx(0.0, abs=1e-9)
     assert exact.coverage_frac == 1.0
-    errors = stored([exact])
-    worse = {key: [{row: 0.1 for row in fold} for fold in folds] for key, folds in errors.items()}
-    both = with_before(exact, worse)
-    assert both.mape_frac(BEFORE) == pytest.approx(0.1)
-    assert "-10.0 (-10.0 to -10.0)" in table([both])
-    assert with_before(exact, {}) is exact
+    theirs = exact.mape_frac(ConstantRate.name)
+    assert theirs and "| 0.0 | 100.0, " in table([exact])
+    assert f"| -{100 * theirs:.1f} (" in table([exact])

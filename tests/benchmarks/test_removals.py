@@ -93,7 +93,7 @@ def test_rows_that_one_state_lacks_are_not_compared():
     assert all(sum(count for _, count in one.units) == 11 for one in changes(before, after))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_operators_of_a_machine_price_the_parts_that_know_them_alone(tmp_path):
     golden = Path(__file__).parents[1] / "golden"
     profiles = pd.read_csv(golden / "published" / "ops_sailor_layer_profiles.csv")

@@ -14,14 +14,10 @@ from forerun.benchmarks.baselines.steps import (
     ConstantRate,
     PerfectScaling,
     TenTerms,
-    TrivialOrder,
-    order_only,
 )
-from forerun.benchmarks.protocols.scores import score_folds, step_folds, step_results
+from forerun.benchmarks.protocols.scores import score_folds, step_folds
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.workload.config import Attention, Parallelism, Recompute
-
-pytestmark = pytest.mark.slow
 
 
 def test_flop_is_narayanans() -> None:
@@ -125,20 +121,6 @@ def test_terms_grow_with_what_they_stand_for() -> None:
     assert terms(layout(1, 1, 8, 4))["launches"] == pytest.approx(alone["launches"] / 4)
 
 
-def test_the_trivial_order_prefers_small_tp_then_small_pp_then_large_micro_batches() -> None:
-    rows = grid()
-    order = np.argsort(TrivialOrder().fit([]).predict(rows).time_s, kind="stable")
-    keys = [
-        (
-            rows[i].config.parallelism.tp,
-            rows[i].config.parallelism.pp,
-            -rows[i].config.batch.micro_batch_size,
-        )
-        for i in order
-    ]
-    assert keys == sorted(keys)
-
-
 @pytest.mark.parametrize("model", BASELINES, ids=lambda m: m.name)
 def test_no_baseline_learns_from_a_scored_row(model: object) -> None:
     rows = grid(lambda c: 1.0 + c.parallelism.tp)
@@ -149,13 +131,3 @@ def test_no_baseline_learns_from_a_scored_row(model: object) -> None:
         (other,) = score_folds(timed(rows, times), [fold], model.fit)
         np.testing.assert_array_equal(frame["predicted_s"], other["predicted_s"])
         np.testing.assert_array_equal(frame["high_s"], other["high_s"])
-
-
-def test_an_order_has_no_times() -> None:
-    rows = grid(lambda c: 1.0 + c.parallelism.tp)
-    folds = step_folds(rows, 0, 1)
-    (frame,) = score_folds(rows, folds, TrivialOrder().fit)
-    whole = step_results(frame, "t")[0]
-    bare = order_only(whole)
-    assert bare["mape_frac"] is None and bare["n"] == len(rows)
-    assert bare["kendall_tau"] == whole["kendall_tau"] is not None

@@ -14,8 +14,6 @@ from forerun.benchmarks.protocols.scores import Fold, score_folds
 from forerun.benchmarks.scoring.step_comparisons import compare
 from forerun.calib.records.step_rows import StepPredictions, StepRow
 
-pytestmark = pytest.mark.slow
-
 
 @dataclass(frozen=True)
 class FixedModel:

@@ -10,8 +10,6 @@ from step_fixtures import layout, row
 
 from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, row_coverage
 
-pytestmark = pytest.mark.slow
-
 
 def shares(num_covered: int, count: int) -> list[float]:
     return [1.0] * num_covered + [0.0] * (count - num_covered)

@@ -12,7 +12,7 @@ from forerun.calib.records.cluster import KEYS, Cluster, GpuInterconnect
 from forerun.hooks.process.node_topology import VARIABLES
 from forerun.launch.options.flags import read_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from forerun.launch.cli import build_parser
-
-pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "diff.md").read_text(encoding="utf-8")
 

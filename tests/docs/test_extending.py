@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from extending_pages import PAGES, blocks, diff_size, extended, run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 MOST_FILES = 3
 PATCHED = ("megatron_argument.md", "operator_kind.md", "table_reader.md")

@@ -15,7 +15,7 @@ from forerun.calib.samples.table import build_table
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD
 from forerun.hooks.session.session import SAVE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending" / "adapter.md").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks import registry
 from forerun.launch.sinks.sink import Sink
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"

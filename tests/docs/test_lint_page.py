@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from forerun.calib.lint.linter import RULES
 from forerun.launch.cli import build_parser
-
-pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "lint.md"
 _HEAD = "| rule | finds | harm | why | gain | by |\n|---|---|---|---|---|---|\n"

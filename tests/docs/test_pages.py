@@ -16,7 +16,7 @@ from forerun.calib.workload.run_options import options
 from forerun.launch.cli import ExitCode, build_parser, main
 from forerun.launch.options.flags import parse, split
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 NEEDS = ("gpu", "cluster", "network")
 COMMANDS = [*commands()]
@@ -24,8 +24,6 @@ RUN = [one for one in COMMANDS if not one.needs and one.words[0] == "forerun"]
 TRAINED = [one for one in COMMANDS if not one.needs and one.words[0] == "torchrun"]
 """By ``test_trained_pages.py``."""
 UNRUNNABLE = [one for one in COMMANDS if one.needs]
-WIDE = ("8..1024", "H100,B200")
-"""Plans that take some ten seconds."""
 
 
 def command_id(one: Command) -> str:
@@ -38,15 +36,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]
     return placeholder_directories(tmp_path_factory.mktemp("docs"))
 
 
-@pytest.mark.parametrize(
-    "one",
-    [
-        pytest.param(
-            one, id=command_id(one), marks=[pytest.mark.slow] * (not {*WIDE}.isdisjoint(one.words))
-        )
-        for one in RUN
-    ],
-)
+@pytest.mark.parametrize("one", RUN, ids=command_id)
 def test_a_command_answers(
     one: Command,
     homes: dict[str, dict[str, str]],

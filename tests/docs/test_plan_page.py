@@ -5,12 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import build_parser
-
-pytestmark = pytest.mark.slow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
 

@@ -11,7 +11,7 @@ import pytest
 from forerun.calib.samples.columns import FRAMES
 from forerun.launch.opened.step_frame import COLUMNS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")

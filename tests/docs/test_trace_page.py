@@ -16,7 +16,7 @@ from forerun.calib.fit.estimates import Source
 from forerun.calib.steps.slices import WAITING
 from forerun.launch.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")

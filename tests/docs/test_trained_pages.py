@@ -13,7 +13,7 @@ import pytest
 from launched import Launch
 from page_commands import ROOT, Command, commands
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 pytest.importorskip("torch")
 PACKAGES = {"hf_trainer": ("transformers", "accelerate"), "lightning_loop": ("lightning",)}

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from forerun import _forerun_autoload as entry
-from forerun.benchmarks import launchers
 from forerun.hooks.process import settings
 from forerun.hooks.process.ranks import RankInfo, rank_in_training
 from forerun.launch.cli import main
@@ -23,9 +25,18 @@ from forerun.launch.cli import main
 torch = pytest.importorskip("torch")
 
 FLAGS = ("--calibrate", "--calibrate-steps=8")
+LOOP = Path(__file__).parents[1] / "support" / "launched_loop.py"
 LAUNCHES = {
     "plain": {},
-    "srun": {"SLURM_PROCID": "{0}", "SLURM_LOCALID": "{0}", "SLURM_NTASKS": "2"},
+    "srun": {
+        "SLURM_PROCID": "{0}",
+        "SLURM_LOCALID": "{0}",
+        "SLURM_NTASKS": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NODEID": "0",
+    },
     "mpirun": {
         "OMPI_COMM_WORLD_RANK": "{0}",
         "OMPI_COMM_WORLD_LOCAL_RANK": "{0}",
@@ -247,18 +258,34 @@ def test_ranks_of_slurm_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "num_ranks", "framework"),
-    [("python", 1, "trainer"), ("python", 2, "lightning"), ("srun", 2, "ddp")],
+    ("launch", "num_processes", "num_ranks", "framework"),
+    [("plain", 1, 1, "trainer"), ("plain", 1, 2, "lightning"), ("srun", 2, 2, "ddp")],
 )
 def test_a_launch_without_torchrun_gets_every_answer(
-    tmp_path: Path, launcher: str, num_ranks: int, framework: str
+    tmp_path: Path, launch: str, num_processes: int, num_ranks: int, framework: str
 ) -> None:
     for package in ("transformers", "accelerate", "lightning"):
         pytest.importorskip(package)
-    (launch,) = (one for one in launchers.LAUNCHERS[launcher] if one.num_ranks == num_ranks)
-    words = launchers.program_words(framework, "dense", 40, None)
-    outcome = launchers.run_cell(launch, words, tmp_path)
-    assert outcome.row(num_ranks) == ("yes", "yes", "yes", ""), outcome.log[-3000:]
+    words = [LOOP, framework, "--steps", "40", *FLAGS, f"--calibrate-dir={tmp_path / 'cal'}"]
+    words += ["--calibrate-wandb=off", "--calibrate-tensorboard=off"]
+    words += [] if framework in ("trainer", "lightning") else ["--calibrate-total-steps=40"]
+    joint = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    joint["LAUNCHED_RANKS"] = str(num_ranks)
+    with ThreadPoolExecutor(num_processes) as pool:
+        ranks = range(num_processes)
+        done = pool.map(lambda n: start(tmp_path, *words, rank=n, launch=launch, **joint), ranks)
+        text = "".join(one.stdout + one.stderr for one in done)
+    # On a loaded machine the companion's time may be over before its first answer.
+    text += start(tmp_path, "-m", "forerun", "report", tmp_path / "cal").stdout
+    assert len([*tmp_path.glob("cal/records/*/rank-*.jsonl")]) == num_ranks, text[-3000:]
+    assert re.search(r"^\[forerun\] end(s|ed) ", text, re.MULTILINE), text[-3000:]
+    assert re.search(r"^\[forerun\] (next time )?(perhaps )?faster", text, re.MULTILINE), text
+
+
+def free_port() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_stop_needs_the_same_iteration_and_its_checkpoint(matrix: Any, tmp_pat
     assert "ranks ended" in matrix.stopped(ranks, log, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not CLONES, reason="needs FORERUN_MEGATRON_CLONES, a folder with clones")
 def test_a_cell_of_the_matrix_is_green(tmp_path: Path) -> None:
     versions = sorted(path.parent.name for path in Path(CLONES).glob("*/pretrain_gpt.py"))

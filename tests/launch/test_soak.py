@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 NUM_STEPS, EVERY = 1100, 100
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads /proc"),
 ]
 

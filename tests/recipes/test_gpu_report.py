@@ -17,7 +17,7 @@ import pytest
 
 from forerun.benchmarks.gpu import collect, sweep
 from forerun.benchmarks.gpu.bench import Bench
-from forerun.benchmarks.gpu.judge import BARS, UNSEEN, page, read, value_of
+from forerun.benchmarks.gpu.judge import BARS, UNSEEN, page, read
 from forerun.benchmarks.gpu.layouts import BASE, LAYOUTS, SHARDS, digest
 from forerun.benchmarks.gpu.measure import HOMES
 from forerun.benchmarks.gpu.scores import gains, scores, turn_costs
@@ -32,7 +32,7 @@ def collected(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_part_ends_in_time():
-    for part in (1, 2, 3):
+    for part in (1, 2):
         limits_s = [each.limit_s for each in collect.MEASUREMENTS if each.part == part]
         assert 0 < sum(limits_s) <= collect.PART_S
 
@@ -41,7 +41,7 @@ def test_each_measurement_has_a_home_and_bars():
     names = {each.name for each in collect.MEASUREMENTS}
     assert names == HOMES.keys()
     # The sweep's own figures are scored together.
-    of_scores = {"preflight", "predictions", "host", "sweep", "shards", "turns"}
+    of_scores = {"preflight", "predictions", "sweep", "shards", "turns"}
     assert names - of_scores <= {bar.measurement for bar in BARS}
 
 
@@ -200,7 +200,7 @@ def test_a_process_that_broke_is_started_anew(tmp_path, monkeypatch):
     each = collect.Measurement("sweep", 1, 60.0)
     outcome = collect.measure(each, tmp_path / "out", tmp_path, {}, is_cpu=True)
     assert (outcome["state"], outcome["figures"]) == ("done", {"n": 2})
-    each = collect.Measurement("host", 1, 20.0)
+    each = collect.Measurement("shards", 1, 20.0)
     outcome = collect.measure(each, tmp_path / "out", tmp_path, {}, is_cpu=True)
     assert (outcome["state"], outcome["why"], len(calls)) == ("failed", "broken", 3)
 
@@ -242,7 +242,7 @@ def test_each_layout_is_other_words():
     assert len({*LAYOUTS.values()}) == len(LAYOUTS) and len({*SHARDS.values()}) == len(SHARDS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not CLONES, reason="FORERUN_MEGATRON_CLONES names no folder of clones")
 def test_megatron_is_swept_after_its_predictions(tmp_path):
     clone = sorted(path.parent for path in Path(CLONES).glob("*/pretrain_gpt.py"))[-1]
@@ -257,7 +257,7 @@ def test_megatron_is_swept_after_its_predictions(tmp_path):
     assert f"sha256 {digest(known['predictions']['figures'])}" in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path):
     late = tmp_path / "late"
     child = f"import time, pathlib; time.sleep(9); pathlib.Path({str(late)!r}).touch()"
@@ -299,28 +299,15 @@ def test_without_an_installation_the_flags_are_there_all_the_same(tmp_path, monk
     assert done.stdout.split() == ["7", f"{path}/forerun/benchmarks/gpu/collect.py"]
 
 
-def test_figures_that_follow_from_others():
-    trace = {"figures": {"begin_free_mib": [9000, 8800], "end_free_mib": [8000, 8900]}}
-    assert value_of(trace, "taken_mib") == 1000
-    ended = {"asked": ["refused: CUDA error"], "problem": "", "is_equal": True}
-    capture = {"figures": {"ours_global": ended}}
-    assert value_of(capture, "ours_global.num_problems") == 1
-    assert value_of(capture, "ours_global.is_equal") == 1
-    assert value_of({}, "ours_global.is_equal") is None
-
-
 def test_the_later_of_two_archives_counts(tmp_path):
     for name, value in (("a", 1), ("b", 0)):
         out = tmp_path / name
         out.mkdir()
-        result = {"state": "done", "figures": {"num_other_losses": value}, "wall_s": 1.0}
-        (out / "recipe.json").write_text(json.dumps(result))
+        result = {"state": "done", "figures": {"num_zero_durations": value}, "wall_s": 1.0}
+        (out / "moe.json").write_text(json.dumps(result))
         (out / "other.json").write_text("{}")
     script = SCRIPT.with_name("judge.py")
     places = [str(tmp_path / name) for name in ("a", "b")]
     command = [sys.executable, str(script), *places, "--out", str(tmp_path / "page.md")]
     assert subprocess.run(command, check=False).returncode == 1
-    assert (
-        "| losses that hooks have changed | 0 | at most 0 | met |"
-        in (tmp_path / "page.md").read_text()
-    )
+    assert "| records of 0 ns | 0 | at most 0 | met |" in (tmp_path / "page.md").read_text()

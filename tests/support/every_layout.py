@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.benchmarks.costs.plan import variants_of
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import MemoryBudget
+from forerun.calib.search.space import num_nodes, recomputes, states
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import RunConfig
+
+
+def variants_of(layout: RunConfig) -> Iterator[RunConfig]:
+    """Yield a cell's layout with every sharding of the states and every choice of recompute."""
+    for choice in states(layout, num_nodes(layout)):
+        sharded = choice.of(layout)
+        yield from (recompute.applied_to(sharded) for recompute in recomputes(layout))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The figures of RESULTS.md, "On a GPU", computed again from the archives."""
+"""Figures of RESULTS.md, "On a GPU", computed again from the archives."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 import pytest
 
 from forerun.benchmarks.gpu.figures import (
-    KNOWN,
-    PREDICTED,
+    COMPUTED,
     Archives,
     differences,
     is_as_printed,
@@ -25,38 +24,23 @@ def data(tmp_path_factory):
     return Archives(tmp_path_factory.mktemp("archives"))
 
 
-def test_each_row_is_computed_or_says_that_it_is_not_archived():
-    assert len(ROWS) == len(list(rows(section())))
-    marked = {name for name, figures in ROWS.items() if figures.startswith("not archived")}
-    assert KNOWN.keys() | PREDICTED.keys() == ROWS.keys() - marked
-
-
 def test_no_figure_stands_beside_the_tables():
+    assert len(ROWS) == len(list(rows(section())))
     text = "\n".join(line for line in section() if not line.startswith("|"))
     assert not re.findall(r"\d+ ?(?:%|s|ms|us|GiB)(?!\w)", text)
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_what_was_measured_is_as_printed(data, name):
-    assert differences(name, ROWS[name], KNOWN[name](data)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PREDICTED)
-def test_what_is_predicted_today_is_as_printed(data, name):
-    assert differences(name, ROWS[name], PREDICTED[name](data)) == []
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_is_computed_today_is_as_printed(data, name):
+    assert differences(name, ROWS[name], COMPUTED[name](data)) == []
 
 
 def test_a_row_that_was_changed_is_noticed():
-    figures = "+0.6 % (+0.5 to 0.9), inside; 0.69 s (not archived)"
+    figures = "+0.6 % (+0.5 to 0.9), inside"
     values = (0.6, 0.51, 0.9, True)
     assert differences("row", figures, values) == []
-    for old, new in (
-        ("0.6", "0.7"),
-        ("+0.5", "-0.5"),
-        ("inside", "outside"),
-        ("(not archived)", ""),
-    ):
+    for old, new in (("0.6", "0.7"), ("+0.5", "-0.5"), ("inside", "outside")):
         assert differences("row", figures.replace(old, new), values)
     assert differences("row", figures, values[:-1])
 
@@ -64,7 +48,7 @@ def test_a_row_that_was_changed_is_noticed():
 def test_figures_round_as_they_are_printed():
     assert is_as_printed("21,607".replace(",", ""), 21607) and is_as_printed("+2.0", 1.96)
     assert not is_as_printed("+2.0", 1.94) and not is_as_printed("3", -3)
-    assert printed("2 us; 3 us (not archived); outside") == ["2", "outside"]
+    assert printed("2 us; outside") == ["2", "outside"]
     assert list(rows(["| a | b | bar |", "|---|---|---|", "| one | 5 % | 3 % |"])) == [
         ("one", "5 %")
     ]

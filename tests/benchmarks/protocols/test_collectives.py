@@ -17,8 +17,6 @@ from forerun.benchmarks.protocols.collectives import (
 from forerun.benchmarks.protocols.scores import score_rows
 from forerun.calib.errors import ConfigError
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("protocol", ["random", "small_to_large", "few_8"])
 def test_repeats_of_a_payload_are_on_one_side(protocol: str) -> None:

@@ -20,7 +20,7 @@ from forerun.benchmarks.protocols.scores import score_rows
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.device_transfer import transfer_to_device
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 WITHIN = [name for name in OPERATOR_PROTOCOLS if not name.startswith(("leave_gpu", "leave_device"))]
 

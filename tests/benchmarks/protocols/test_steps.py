@@ -24,8 +24,6 @@ from forerun.benchmarks.scoring.step_acceptance import designed
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.workload.config import Fp8Recipe
 
-pytestmark = pytest.mark.slow
-
 
 def two_machines() -> list[StepRow]:
     rows = grid(depths=(8, 16))

@@ -9,8 +9,6 @@ import pytest
 
 from forerun.benchmarks.published.readers import read_published
 
-pytestmark = pytest.mark.slow
-
 Golden = Callable[[str], tuple[pd.DataFrame, pd.DataFrame]]
 
 

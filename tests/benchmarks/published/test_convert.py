@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from forerun.benchmarks.protocols.collectives import validate_collectives
@@ -19,17 +17,11 @@ from forerun.calib.importers.canonical_tables import read_table, table_kind
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.table_files import read_frame
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "published" / "convert.py"
 STEPS = sorted((ROOT / "tests" / "golden" / "steps").glob("*.csv"))
-PAPER = {
-    "operator/GPU-1_linear3_fp16.csv": "mp,b,l,dim,F_dur(us),B_dur(us)\n2,4,1024,512,30,61\n",
-    "operator/GPU-1_lastStage_optimizer_fp16.csv": "mp,dim,encoders,dur(us)\n1,64,2,100\n",
-    "operator/GPU-1.csv": "GPU,Function,Best_model\nGPU-1,linear3,xgboost\n",
-    "nccl/GPU-1_allreduce_large_fp16_2_4.csv": "shape,nodes,GPUsPerNode,dur(us)\n512,2,4,9\n",
-}
 
 
 def converted(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -82,31 +74,11 @@ def test_steps_come_back_as_they_were_published(
         assert row.measured_s == pytest.approx(back.measured_s, rel=1e-15, nan_ok=True)
 
 
-def test_raw_tables_of_the_paper_are_read_under_their_names(tmp_path: Path) -> None:
-    home = tmp_path / "regressors" / "Cluster"
-    for name, text in PAPER.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
-    command = [sys.executable, str(SCRIPT), str(home), "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "no measurements" in done.stderr
-    rows = pd.read_csv(tmp_path / "paper-operators.csv").set_index("group")
-    assert rows.loc["linear3", "shape"].tolist() == ["4096x512x1024"] * 2
-    assert rows.loc["linear3", "time_s"].tolist() == pytest.approx([30e-6, 61e-6])
-    params = 2 * (12 * 64**2 + 13 * 64) + 50304 * 64 + 2 * 64
-    assert str(rows.loc["lastStage_optimizer", "shape"]) == str(params)
-    (transfer,) = pd.read_csv(tmp_path / "paper-collectives.csv").to_dict("records")
-    assert (transfer["fabric"], transfer["nbytes"]) == ("Cluster", 1024)
-    assert (transfer["num_ranks"], transfer["num_nodes"]) == (8, 2)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "code", "part"),
     [
         ("t.csv", "a,b\n1,2\n", ExitCode.USAGE, "which also needs"),
         ("t.csv", "", ExitCode.NO_DATA, "no rows"),
-        ("GPU_linear1_fp16.csv", "a,b\n1,2\n", ExitCode.USAGE, "which also needs"),
-        ("mine.csv", "mp,b,l,dim,dur(us)\n1,1,1,1,1\n", ExitCode.USAGE, "keep the names"),
         ("t.txt", "a", ExitCode.USAGE, ".parquet"),
     ],
 )

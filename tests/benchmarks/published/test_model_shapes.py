@@ -8,8 +8,6 @@ from forerun.benchmarks.published.model_shapes import model_key, public_shape
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import ModelShape
 
-pytestmark = pytest.mark.slow
-
 
 def parameters(shape: ModelShape, *, active: bool = False) -> float:
     """Weights of products, embedding and output; norms and biases are below 0.1 %."""

@@ -11,8 +11,6 @@ import pytest
 from forerun.benchmarks.published.operators_ett import read_optimizers
 from forerun.benchmarks.published.readers import read_published
 
-pytestmark = pytest.mark.slow
-
 Golden = Callable[[str], tuple[pd.DataFrame, pd.DataFrame]]
 
 ETT_SHAPES = {
@@ -189,20 +187,3 @@ def test_simumax_passes_are_those_of_one_layer(golden: Golden) -> None:
     published = frame["published_efficiency"] * frame["peak_tflops_used"] * 1e12
     published = published[frame["op"].str.contains("matmul")]
     assert sorted(rate) == pytest.approx(sorted(published), rel=1e-6)
-
-
-def test_ceilings_become_the_time_of_their_product() -> None:
-    frame = pd.DataFrame(
-        {
-            "precision": ["BF16", "FP8"],
-            "accelerator": ["X", "X"],
-            "mamf_tflops": [100.0, 200.0],
-            "best_shape_m": [1024, 1024],
-            "best_shape_n": [2048, 2048],
-            "best_shape_k": [4096, 4096],
-        }
-    )
-    rows = read_published(frame, "peaks")
-    assert flop_rates(rows, 2) == pytest.approx([100.0, 200.0])
-    assert rows["shape"].tolist() == ["1024x4096x2048"] * 2
-    assert rows["element_nbytes"].tolist() == [2, 1]

@@ -12,7 +12,7 @@ from forerun.benchmarks.published.readers import read_published
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers.canonical_tables import read_table
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 def test_the_order_of_columns_does_not_matter(frame: pd.DataFrame, table: pd.DataFrame) -> None:

@@ -8,8 +8,6 @@ from published_steps import GOLDEN, golden_frame
 from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.records.step_rows import StepTable
 
-pytestmark = pytest.mark.slow
-
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.csv"))
 
 

@@ -27,8 +27,6 @@ from forerun.calib.workload.config import (
     Recompute,
 )
 
-pytestmark = pytest.mark.slow
-
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.csv"))
 
@@ -63,7 +61,6 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
     [
         ("e2e_sailor", 2, 1, 0),
         ("e2e_llmfoundry_mpt_fsdp", 2, 0, 0),
-        ("e2e_neusight", 0, 1, 1),
         ("e2e_megatron_bridge", 6, 0, 1),
         ("e2e_mlperf_llm_systems", 1, 1, 3),
     ],

@@ -14,8 +14,6 @@ from forerun.benchmarks.scoring.step_pairs import (
 from forerun.calib.workload.config import Dispatcher, Fp8Recipe, Recompute
 from forerun.calib.workload.routing import RoutingSource, routing_source
 
-pytestmark = pytest.mark.slow
-
 
 def test_bridge_takes_shapes_by_name() -> None:
     rows = {row.row_id: row for row in golden("e2e_megatron_bridge").rows}

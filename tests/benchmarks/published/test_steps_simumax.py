@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 from published_steps import modified_row, only
-
-pytestmark = pytest.mark.slow
 
 TABLE = "e2e_simumax_b200_8gpu"
 

@@ -6,9 +6,18 @@ from itertools import combinations
 
 import pytest
 
-from forerun.benchmarks.option_table import kind_of
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_options import ASIDE, MOVES_ALONE, NAMES
+from forerun.calib.arguments.megatron_options import (
+    ASIDE,
+    DERIVED,
+    MODELLED,
+    MOVES_ALONE,
+    NAMES,
+    SPELLED,
+    SWITCHED_OFF,
+    UNMODELLED_SETTINGS,
+    is_known,
+)
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Recompute
 
@@ -31,6 +40,18 @@ def test_a_name_is_in_one_list_alone() -> None:
     unmodelled = variables | {n for kind in NAMES if kind in OPEN for n in NAMES[kind]}
     moved = [name for names in MOVES_ALONE.values() for name in names]
     assert len(moved) == len(set(moved)) and unmodelled >= set(moved)
+
+
+def kind_of(option: str) -> str:
+    plain = option.lstrip("-").replace("-", "_")
+    name = SPELLED.get(plain, (plain, None))[0]
+    if name in MODELLED | DERIVED:
+        return "modelled"
+    if name in ASIDE:
+        return "beside the step"
+    if name in UNMODELLED_SETTINGS or name in SWITCHED_OFF:
+        return "not modelled"
+    return "no effect" if is_known(plain) else "unknown"
 
 
 @pytest.mark.parametrize(

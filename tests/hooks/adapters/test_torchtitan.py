@@ -1,7 +1,4 @@
-"""torchtitan's Trainer of two releases, by classes with the methods that the adapter stands around.
-
-``benchmarks/coverage.py`` runs the real one.
-"""
+"""torchtitan's Trainer of two releases, by classes with the methods that the adapter wraps."""
 
 from __future__ import annotations
 

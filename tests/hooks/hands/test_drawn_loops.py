@@ -1,6 +1,6 @@
 """Loops that nobody thought of: drawn acts of a user, once with a session and once without.
 
-``FORERUN_DRAWN_LOOPS=300`` draws as many; ``benchmarks/hands.py`` tells how often each was drawn.
+``FORERUN_DRAWN_LOOPS=300`` draws as many.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ STRICT = {
     "error_on_recompile": ("all_layers", "late"),
 }
 """Ways to compile that are held to compile nothing more after their first steps, and so need not be
-tried without that; all ways, under either: ``benchmarks/compiled.py``."""
+tried without that."""
 DEAR = ("hands_compiled", "hands_saves")
 CHEAP = ("hands_compiled:one_layer",)
 ALL = [

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
-SCRIPT = Path(__file__).parents[3] / "benchmarks" / "runs" / "launched_loop.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "launched_loop.py"
 WORDS = "--calibrate --calibrate-steps=6 --calibrate-wandb=off --calibrate-total-steps=24"
 
 

@@ -10,10 +10,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import browser
 import pytest
+import what_if_menus
 
 import forerun
-from forerun.benchmarks import browser, what_if_page
 from forerun.calib.answers.what_if import MOST_ROWS, what_if
 from forerun.calib.workload.config import RunConfig
 from forerun.launch.views.answer_tables import NUM_MENUS
@@ -90,10 +91,10 @@ def test_every_choice_is_there_once_and_the_running_one_is_known(parts: Parts, r
 @pytest.mark.slow
 def test_rows_say_what_predict_answers(parts: Parts, run: Any) -> None:
     data = json.loads(parts.data)
-    sampled_rows = what_if_page.spread(data["rows"], NUM_SETTINGS)
+    sampled_rows = what_if_menus.spread(data["rows"], NUM_SETTINGS)
     for *cells, words in sampled_rows:
         assert words is not None
-        results = what_if_page.predicted_cells(run, f"{data['command']} {words}")
+        results = what_if_menus.predicted_cells(run, f"{data['command']} {words}")
         assert results == cells[NUM_MENUS:]
 
 
@@ -156,21 +157,21 @@ def file(html: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_browser
 def test_fifty_settings_show_what_predict_answers(file: Path, run: Any) -> None:
     with browser.open_page(file) as tab:
-        number, wrong = what_if_page.differences(tab, run, NUM_SETTINGS)
+        number, wrong = what_if_menus.differences(tab, run, NUM_SETTINGS)
         assert not wrong and number == NUM_SETTINGS
         assert not tab.problems
         assert [url for url in tab.requested_urls if not url.startswith("data:")] == [file.as_uri()]
-        shown = tab.value(what_if_page.SHOWN)
+        shown = tab.value(what_if_menus.SHOWN)
     assert shown["is_folded"] and not shown["is_hidden"]
 
 
 @needs_browser
 def test_menus_go_by_keys(file: Path) -> None:
     with browser.open_page(file) as tab:
-        before = tab.value(what_if_page.SHOWN)
+        before = tab.value(what_if_menus.SHOWN)
         tab.value("document.querySelector('#what-if-panel select').focus()")
         tab.press("Tab", "Tab", "ArrowDown")
-        after = tab.value(what_if_page.SHOWN)
+        after = tab.value(what_if_menus.SHOWN)
         places = "[...document.querySelectorAll('select')].indexOf(document.activeElement)"
         assert tab.value(places) == 2
     assert after["menus"][:2] == before["menus"][:2]

@@ -1,24 +1,14 @@
-"""Set the menus of ``report.html`` in a browser; compare the answers with ``forerun predict``.
-
-    python benchmarks/what_if_page.py quickstart-out [--settings 50]
-
-The page is rewritten from the records.  Settings are spread evenly over the choices of the page;
-each is made by ``change`` events on the menus, and the displayed result is compared with the answer
-of ``forerun predict`` to the displayed command.  Chromium has to be on PATH.
-"""
+"""Menus of the choices on ``report.html`` in a browser, and the answers of ``forerun predict``."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import forerun
-from forerun.benchmarks.browser import Tab, open_page
+from browser import Tab
+
 from forerun.calib.units import format_bytes, format_count, format_time
 
 SET = """(wanted => {
@@ -78,28 +68,3 @@ def differences(tab: Tab, run: Any, number: int) -> tuple[int, list[str]]:
         elif (cells := predicted_cells(run, shown["command"])) != shown["cells"]:
             wrong.append(f"{shown['command']}: the page says {shown['cells']}, predict {cells}")
     return len(settings), wrong
-
-
-def main() -> None:
-    """Print what was compared; exit with 1 if a setting differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--settings", type=int, default=50)
-    args = parser.parse_args()
-    run = forerun.load(args.directory)
-    with tempfile.TemporaryDirectory() as folder:
-        page = Path(folder) / "report.html"
-        run.report().write(page)
-        with open_page(page) as tab:
-            number, wrong = differences(tab, run, args.settings)
-            page_problems = [*tab.problems, *(f"asked for {url}" for url in tab.requested_urls[1:])]
-        print(
-            f"page of {page.stat().st_size / 1000:.0f} kB: {number} settings, {len(wrong)} differ"
-        )
-    for line in (*wrong, *page_problems):
-        print(line)
-    raise SystemExit(bool(wrong or page_problems))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""Train a small model with one of five frameworks, however the process was started.
+"""Train a small model with one of four frameworks, however the process was started.
 
-    python launched_loop.py (ddp | fsdp2 | trainer | lightning | deepspeed) [--experts] [--steps N]
+    python launched_loop.py (ddp | fsdp2 | trainer | lightning) [--experts] [--steps N]
 
 Its parser is strict: an option of ours that reaches it ends the program.  Ranks are taken from the
 variables of torchrun, Open MPI or Slurm, as programs for clusters do.
@@ -9,7 +9,6 @@ variables of torchrun, Open MPI or Slurm, as programs for clusters do.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -148,27 +147,11 @@ def _lightning(model: Any, num_steps: int, has_experts: bool) -> None:
     trainer.fit(Module(), DataLoader(Rows(), batch_size=BATCH_SIZE))
 
 
-def _deepspeed(model: Any, num_steps: int, _: bool) -> None:
-    deepspeed: Any = importlib.import_module("deepspeed")
-
-    join(is_needed=True)
-    config = {
-        "train_micro_batch_size_per_gpu": BATCH_SIZE,
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
-        "zero_optimization": {"stage": int(os.environ.get("LAUNCHED_ZERO", "1"))},
-    }
-    engine = deepspeed.initialize(model=model, config=config)[0]
-    for tokens in batches(num_steps):
-        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
-        engine.step()
-
-
 FRAMEWORKS: dict[str, Callable[[Any, int, bool], None]] = {
     "ddp": _ddp,
     "fsdp2": _fsdp2,
     "trainer": _trainer,
     "lightning": _lightning,
-    "deepspeed": _deepspeed,
 }
 
 

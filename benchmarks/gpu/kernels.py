@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
 from forerun.calib.layers import stage_operators
 from forerun.calib.records import OperatorRecord, RunRecords, TraceRecord
@@ -16,34 +16,9 @@ SHORT_S = 20e-6
 """Seconds; operators below this are mostly launch time: shown, not judged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One number, its bar (None: shown only), and whether it is met."""
-
-    name: str
-    value: float
-    bar: float | None = None
-    note: str = ""
-
-    @property
-    def is_met(self) -> bool:
-        """True if there is no bar or the value does not pass it."""
-        return self.bar is None or self.value <= self.bar
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Results of one part."""
-
-    title: str
-    figures: tuple[Figure, ...]
-    rows: tuple[tuple[str, ...], ...] = ()
-    """A table; its first row is the head."""
-    notes: tuple[str, ...] = field(default=())
-
-
-def kineto_part(run: RunRecords) -> Part:
-    """Compare each operator by events with the sum of its kernels."""
+def kineto_part(run: RunRecords) -> dict[str, Any]:
+    """Return each operator by events and by the sum of its kernels, with the differences: the
+    largest of operators from ``SHORT_S`` on, that of a step, and that without the optimizer."""
     table = build_table(run)
     records = [record for rank_records in run.records.values() for record in rank_records]
     events = _by_operator(r for r in records if isinstance(r, OperatorRecord))
@@ -51,29 +26,16 @@ def kineto_part(run: RunRecords) -> Part:
     if not kernels:
         names = [r.name for r in records if getattr(r, "name", "").startswith("trace")]
         raise ValueError(f"nothing was traced: {', '.join(names) or 'no reason given'}")
-    rows, errors = [("operator", "events", "kernels", "difference")], []
     pairs = {key: (events[key], kernels[key]) for key in sorted(events.keys() & kernels.keys())}
-    for key, (by_event, by_kernel) in pairs.items():
-        if by_event >= SHORT_S:
-            errors.append(abs(by_event / by_kernel - 1))
-        difference = f"{by_event / by_kernel - 1:+.1%}"
-        rows.append((key, f"{by_event * 1e6:.1f} us", f"{by_kernel * 1e6:.1f} us", difference))
+    errors = [abs(event / kernel - 1) for event, kernel in pairs.values() if event >= SHORT_S]
     calls = calls_in_step(table.config())
     rest = {key: times for key, times in pairs.items() if OperatorKind.OPTIMIZER.value not in key}
-    return Part(
-        title="Events against Kineto, by operator",
-        figures=(
-            Figure(
-                name="largest difference", value=max(errors, default=0.0), bar=0.03,
-                note=f"of {len(errors)} operators of {SHORT_S * 1e6:.0f} us or more",
-            ),
-            Figure(name="operators of a step", value=abs(weighted_frac(pairs, calls)), bar=0.03),
-            Figure(
-                name="operators of a step but the optimizer", value=abs(weighted_frac(rest, calls))
-            ),
-        ),
-        rows=tuple(rows),
-    )  # fmt: skip
+    return {
+        "largest_frac": max(errors, default=0.0),
+        "step_frac": weighted_frac(pairs, calls),
+        "step_without_optimizer_frac": weighted_frac(rest, calls),
+        "operators_s": pairs,
+    }
 
 
 def calls_in_step(config: RunConfig, stage: int = 0) -> Counter[str]:
