@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from forerun.benchmarks.golden_figures import FIGURES, figures
 from forerun.calib.workload.run_options import WandbMode
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 from forerun.launch.cli import main as forerun
@@ -141,13 +142,15 @@ def main() -> int:
         make_directories(Path(home))
         answers = ((name, ask(words)) for name, words in QUESTIONS.items())
         replays = ((f"replay_{name}", replay(name)) for name in REPLAYED)
-        for name, answer in chain(answers, replays):
+        models = ((f"figures_{name}", figures(name)) for name in FIGURES)
+        for name, answer in chain(answers, replays, models):
             if is_written:
                 write(name, answer)
             else:
                 differences += answer_differences(name, answer)
-    count = len(QUESTIONS) + len(REPLAYED)
-    print("\n".join(differences) or f"{count} answers as they were")
+    count = len(QUESTIONS) + len(REPLAYED) + len(FIGURES)
+    done = "written" if is_written else "as they were"
+    print("\n".join(differences) or f"{count} answers {done}")
     return 1 if differences else 0
 
 
