@@ -169,12 +169,16 @@ def at_home(home: Path) -> Iterator[None]:
         os.environ.update(environ)
 
 
-def make_directories(home: Path) -> None:
-    """Make the directories of all recorded runs under ``home``, and ``table``."""
+def make_directories(
+    home: Path, *, packed: Sequence[str] = tuple(PACKED), is_imported: bool = True
+) -> None:
+    """Make the directories of recorded runs under ``home``; if imported, also those of tables."""
     shutil.copytree(GOLDEN / "cpu_dp2", home / "cpu")
-    for name, archive in PACKED.items():
-        with tarfile.open(GOLDEN / f"{archive}.tar.gz") as packed:
-            packed.extractall(home / name, filter="data")
+    for name in packed:
+        with tarfile.open(GOLDEN / f"{PACKED[name]}.tar.gz") as file:
+            file.extractall(home / name, filter="data")
+    if not is_imported:
+        return
     table = PUBLISHED / "steps_dgxc_scaling.csv.gz"
     _run(("import", "steps", str(table), "--out", "table"))
     log = GOLDEN / "megatron_logs" / "every_fifth_with_saves.log"

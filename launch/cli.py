@@ -23,6 +23,7 @@ from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordEr
 from ..calib.shell import printable, printable_lines
 from ..calib.workload import shown
 from ..hooks.process import missing_packages_message
+from ..leaves import has_leaf
 from .verbs import ExitCode as ExitCode
 from .verbs import (
     VerbParser,
@@ -34,7 +35,7 @@ from .verbs import (
 )
 from .views import waiting
 
-VERBS = {
+_QUESTION_OF = {
     "report": "when a calibrated run ends, and where its step time goes",
     "predict": "step time of another layout: --tp 4 --mbs 2, or Megatron's own options",
     "plan": "the best layouts on a number of GPUs, of the same kind or another",
@@ -48,8 +49,11 @@ VERBS = {
     "doctor": "what is installed and would be attached; of a launch: what wastes time",
 }
 """Question that each verb answers; the ``verbs`` module of that name defines its arguments."""
-_MODULES = {"import": "import_tables"}
-"""Verbs whose module is named differently."""
+_MODULES = {verb: f".verbs.{verb}" for verb in _QUESTION_OF} | {"import": ".verbs.import_tables"}
+VERBS = {
+    verb: text for verb, text in _QUESTION_OF.items() if has_leaf(_MODULES[verb], __package__ or "")
+}
+"""Question that each verb of this installation answers."""
 _BARE = frozenset({"doctor", "run", "status"})
 """Verbs that need only the standard library."""
 _CACHED = frozenset({"plan", "predict", "explain", "normal", "report"})
@@ -197,15 +201,16 @@ def _without_verb(words: Sequence[str]) -> int | None:
 
 
 def _questions() -> str:
-    wide = max(len(question) for question, _ in _QUESTIONS)
-    rows = [f"  {question:{wide}}  forerun {words}" for question, words in _QUESTIONS]
+    asked = [one for one in _QUESTIONS if one[1].partition(" ")[0] in VERBS]
+    wide = max(len(question) for question, _ in asked)
+    rows = [f"  {question:{wide}}  forerun {words}" for question, words in asked]
     end = "DIR is what --calibrate-dir named; forerun VERB --help lists the options."
     return "\n".join(["Questions to a calibrated run:", "", *rows, "", end])
 
 
 def _module(verb: str) -> Any:
     """Import and return the module of a verb, only now so that help stays quick."""
-    return importlib.import_module(f".verbs.{_MODULES.get(verb, verb)}", __package__)
+    return importlib.import_module(_MODULES[verb], __package__)
 
 
 def _fail(err: Exception | str, code: ExitCode) -> int:

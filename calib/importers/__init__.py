@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     )
     from .kineto import kineto_tables
     from .kineto_origins import TraceShares
-    from .nccl_inspector import inspector_operations, joined_ranks
+    from .nccl_inspector import inspector_operations
     from .nccl_tests import nccl_tests_collectives
+    from .rank_operations import joined_ranks
     from .training_log import LogLine, TrainingLog, logged_arguments, read_training_log
 
 __getattr__ = lazy_getattr(__name__)

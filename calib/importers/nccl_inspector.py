@@ -10,7 +10,7 @@ the shortest over the ranks' logs is nearest to the transfer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,12 +38,9 @@ _HOST_TIME = "collective_cpu"
 CONTRADICTION = "its bandwidth is not its size over its time"
 HOST_TIMED = "time of the host's call, not of the kernel"
 SHARED = "send or receive among more than two ranks; others may share its kernel"
-WAITING = "time of some of its ranks only, which may include waiting for the others"
 _LEAST_DIGITS = 2
 """Decimals of the bandwidths in the plugin's README; the plugin itself writes six."""
 _GIGA = 1e9
-_OPERATION = ("communicator", "collective", "number", "num_ranks", "num_nodes", "nbytes")
-"""Columns that the ranks of one operation share."""
 _MOST = 2**63
 """Larger sizes do not fit a table's integers: the plugin writes them for types unknown to it."""
 
@@ -111,38 +108,6 @@ def inspector_operations(text: str, name: str) -> tuple[pd.DataFrame, list[str]]
         remedy = "give logs that NCCL's Inspector plugin writes as JSON (NCCL_INSPECTOR_DUMP_DIR)"
         raise RecordError(f"{why}; {remedy}")
     return pd.DataFrame(rows, columns=[*COLLECTIVE_COLUMNS, *RANK_COLUMNS]), problems
-
-
-def joined_ranks(logs: Sequence[pd.DataFrame], files: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return a collective table in our own format, and notes on its times.
-
-    ``logs`` are the ranks' operations, with device and fabric; of each operation the shortest time
-    without a flag counts, and it has a flag unless all of its ranks are there. ``files`` is what
-    the notes call the logs.
-    """
-    rows = pd.concat(logs, ignore_index=True)
-    keys = list(_OPERATION)
-    # Replays of a captured graph repeat a number.
-    rows["repeat"] = rows.groupby([*keys, "rank"]).cumcount()
-    rows["order"] = rows.groupby([*keys, "repeat"], sort=False).ngroup()
-    rows["is_flagged"] = rows["flag"] != ""
-    rows["known_rank"] = rows["rank"].where(rows["rank"] >= 0)
-    is_partial = rows.groupby("order")["known_rank"].transform("nunique") < rows["num_ranks"]
-    rows["flag"] = rows["flag"].where(~is_partial, (rows["flag"] + f"; {WAITING}").str.lstrip("; "))
-    best = rows.sort_values(["order", "is_flagged", "time_s"]).drop_duplicates("order")
-    return best[list(COLLECTIVE_COLUMNS)].reset_index(drop=True), _waits(rows, files)
-
-
-def _waits(rows: pd.DataFrame, files: str) -> list[str]:
-    """Return a note if the logs of some ranks of a communicator are not at hand."""
-    by_communicator = rows.groupby("communicator")
-    is_partial = by_communicator["known_rank"].nunique() < by_communicator["world"].max()
-    if not is_partial.any():
-        return []
-    return [
-        f"{is_partial.sum()} of {len(is_partial)} communicators lack the {files} of some ranks, so "
-        f"that their times may include waiting and have a flag; give the {files} of all ranks"
-    ]
 
 
 def _record(line: str) -> dict[str, Any]:

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...leaves import leaf
 from ..session import Session
-from . import (
-    bridge,
-    hugging_face,
-    lightning,
-    megatron_core,
-    megatron_training,
-    torch_loop,
-    torchtitan,
-)
 
-ADAPTERS: tuple[Callable[[Session], None], ...] = (
-    megatron_training.wait_for,
-    megatron_core.wait_for,
-    bridge.wait_for,
-    hugging_face.wait_for,
-    lightning.wait_for,
-    torchtitan.wait_for,
-    torch_loop.wait_for,
+_NAMES = (
+    "megatron_training",
+    "megatron_core",
+    "bridge",
+    "hugging_face",
+    "lightning",
+    "torchtitan",
+    "torch_loop",
 )
-"""Functions that wait for the import of a loop, in order of priority; plain torch is last."""
+"""Modules in order of priority; plain torch is last."""
+_FOUND = (leaf(f".{name}:wait_for", __package__ or "") for name in _NAMES)
+ADAPTERS: tuple[Callable[[Session], None], ...] = tuple(one for one in _FOUND if one is not None)
+"""Functions that wait for the import of a loop, in order of priority."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...calib.records import CoverageRecord, Record, StepFlag
 from ...calib.workload import RunConfig, TraceChoice
+from ...leaves import leaf
 from ..process import THREAD_NAME_PREFIX, Guard, Host, Settings, WeakHost, is_installed, weights
 from ..recording import StepPlan
 from .ledger import StepGap
@@ -266,7 +267,9 @@ class ProbeScheduler:
             if self._settings.rank.is_last:
                 _log.warning("[forerun] no probes: NumPy is not installed here; pip install numpy")
             return None
-        from ..probing import Probing
+        probing: Any = leaf("..probing.probes:Probing", __package__ or "")
+        if probing is None:
+            return None
         from .devices import why_no_marks
         from .instruments import stopwatch_for
 
@@ -276,7 +279,7 @@ class ProbeScheduler:
                 _log.warning("[forerun] no probes: %s", reason)
             return None
 
-        return Probing(
+        return probing(
             config,
             self._settings,
             roles=host.roles,

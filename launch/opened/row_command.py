@@ -27,8 +27,8 @@ from ...calib.records import Launch, replace_file, sealed, stamped
 from ...calib.shell import exported, joined, printable, quoted
 from ...calib.units import format_time
 from ...calib.workload import RunConfig
+from ..batch_text import MARK, one_line, time_option
 from ..known import launch_of_command, launch_of_run
-from ..wrapper import MARK, one_line, time_option
 from .answer_types import PrintableAnswer
 from .other_run import OtherRun
 

@@ -28,6 +28,7 @@ from ...calib.arguments import (
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.workload import TORCHTITAN, VOCAB_MULTIPLE, RunConfig
+from ...leaves import leaf
 from .launch_scripts import read_beginning, read_text, script_hint
 
 # YAML aliases can expand without bound; real files have some hundred values.
@@ -161,9 +162,10 @@ def _mapping(path: Path) -> Mapping[str, Any]:
 
 def _logged(path: Path) -> Mapping[str, Any]:
     """Return the arguments that a log of Megatron's begins with."""
-    from ...calib.importers import logged_arguments  # slow to import
-
     rule = "give the standard output of training, with its list of arguments"
+    logged_arguments = leaf("...calib.importers.training_log:logged_arguments", __package__ or "")
+    if logged_arguments is None:
+        raise ConfigError(f"{path} is a log, whose reader is not installed; give the launch line")
     arguments = logged_arguments(read_beginning(path, rule).decode(errors="replace"))
     if "hidden_size" not in arguments:
         raise ConfigError(f"{path} begins with no list of Megatron's arguments; {rule}")

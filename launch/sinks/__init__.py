@@ -8,6 +8,5 @@ if TYPE_CHECKING:
     from .prometheus_sink import prometheus_name
     from .registry import AllSinks
     from .sink import Sink
-    from .wandb_sink import has_key
 
 __getattr__ = lazy_getattr(__name__)

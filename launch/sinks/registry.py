@@ -1,30 +1,43 @@
-"""Registry of sinks.  To add one, write a module next to this one and a line in ``SINKS``."""
+"""Registry of sinks.
+
+To add one, write a module next to this one and a line in ``SINKS``, or in a package elsewhere an
+entry point of the group ``forerun.sinks``, whose name is the sink's in the log.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from ...calib.records import UnsentValues
 from ...calib.shell import printable
 from ...hooks.process import CompanionSettings
-from .prometheus_sink import open_prometheus
+from ...leaves import leaf
 from .sink import Sink
-from .slurm_sink import open_slurm
-from .tensorboard_sink import open_tensorboard
-from .trainjob_sink import open_trainjob
-from .wandb_sink import open_wandb
 
 OpenSink = Callable[[CompanionSettings], Sink]
-SINKS: dict[str, OpenSink] = {
-    "W&B": open_wandb,
-    "TensorBoard": open_tensorboard,
-    "Prometheus": open_prometheus,
-    "TrainJob": open_trainjob,
-    "Slurm": open_slurm,
+SINKS: dict[str, str] = {
+    "W&B": ".wandb_sink:open_wandb",
+    "TensorBoard": ".tensorboard_sink:open_tensorboard",
+    "Prometheus": ".prometheus_sink:open_prometheus",
+    "TrainJob": ".trainjob_sink:open_trainjob",
+    "Slurm": ".slurm_sink:open_slurm",
 }
-"""Openers by the sink's name in the log."""
+"""Module and opener by the sink's name in the log."""
+GROUP = "forerun.sinks"
+
+
+def registered_sinks() -> dict[str, OpenSink]:
+    """Return the openers of all sinks, those of other packages last."""
+    ours = {name: leaf(place, __package__ or "") for name, place in SINKS.items()}
+    theirs = {one.name: partial(_load, one) for one in entry_points(group=GROUP)}
+    return {name: opener for name, opener in (ours | theirs).items() if opener is not None}
+
+
+def _load(entry_point: EntryPoint, companion_settings: CompanionSettings) -> Sink:
+    return entry_point.load()(companion_settings)
 
 
 class AllSinks(Sink):
@@ -34,9 +47,10 @@ class AllSinks(Sink):
         self,
         companion_settings: CompanionSettings,
         notify: Callable[[str], object],
-        sinks: Mapping[str, OpenSink] = SINKS,
+        sinks: Mapping[str, OpenSink] | None = None,
     ) -> None:
         self._notify = notify
+        sinks = registered_sinks() if sinks is None else sinks
         self._open = dict.fromkeys(sinks, Sink())
         for name, opener in sinks.items():
             self._guard(name, partial(self._begin, name, opener, companion_settings))

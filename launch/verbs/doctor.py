@@ -32,9 +32,9 @@ from ...hooks.process import (
     installed_version,
     missing_packages,
 )
+from ...leaves import leaf
 from ..known import detect_links
 from ..options import inner_launch_line, parse
-from ..sinks import has_key
 from .arguments import RUN_ID, add_schema, declare, print_json, print_notes
 
 _DESCRIPTION = (
@@ -283,7 +283,8 @@ def _wandb() -> Finding:
         return Finding("wandb", "not installed: nothing is logged to W&B", remedy=text)
     if mode := os.environ.get("WANDB_MODE"):
         return Finding("wandb", f"{version}, mode {mode}")
-    key = "a key was found" if has_key() else "no key"
+    has_key = leaf("..sinks.wandb_sink:has_key", __package__ or "")
+    key = "a key was found" if has_key is not None and has_key() else "no key"
     state = f"{key}; Forerun's own run stays offline without --calibrate-wandb=on"
     return Finding("wandb", f"{version}, {state}")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.plain_json import parse_json
 from ...hooks.process import safe_launch_id
+from ...leaves import has_leaf, leaf
 from .arguments import ExitCode, declare, print_json, print_notes
 
 if TYPE_CHECKING:
@@ -40,6 +41,14 @@ files FILE          files to read
 --kernels FILE      kineto: shares of all kernels by phase, operator and transfer, with or without
                     shapes
 """
+_READERS = {
+    "kineto": "...calib.importers.kineto:kineto_tables",
+    "nccl-tests": "...calib.importers.nccl_tests:nccl_tests_collectives",
+    "nccl-inspector": "...calib.importers.nccl_inspector:inspector_operations",
+    "steps": "...calib.importers.canonical_steps:read_steps",
+    "log": "...calib.importers.training_log:read_training_log",
+}
+"""Reader of each source."""
 # A parsed trace takes about ten times its size; a gigabyte is hundreds of steps.
 MAX_NBYTES = 1 << 30
 UNKNOWN_FABRIC = "unknown"
@@ -52,11 +61,15 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     declare(
         sub,
         _ARGUMENTS,
-        source={"choices": ("kineto", "nccl-tests", "nccl-inspector", "steps", "log")},
+        source={"choices": tuple(filter(_is_there, _READERS))},
         files={"nargs": "+"},
         out={"required": True},
         ranks_per_node={"type": int, "default": 8},
     )
+
+
+def _is_there(source: str) -> bool:
+    return has_leaf(_READERS[source], __package__ or "")
 
 
 class _Tables:
@@ -120,7 +133,7 @@ def _import_machine(args: argparse.Namespace) -> int:
 
 
 def _import_log(args: argparse.Namespace) -> int:
-    from ...calib.importers import read_training_log
+    read_training_log = leaf(_READERS["log"], __package__ or "")
     from ..companion import LoggedRun, replay_log
 
     names = " and ".join(path.name for path in args.files)
@@ -165,7 +178,7 @@ def _read(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
 
 
 def _kineto(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
-    from ...calib.importers import kineto_tables
+    kineto_tables = leaf(_READERS["kineto"], __package__ or "")
 
     fabric = args.fabric or UNKNOWN_FABRIC
     one = kineto_tables(
@@ -189,7 +202,7 @@ def _kineto(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
 
 
 def _nccl_tests(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
-    from ...calib.importers import nccl_tests_collectives
+    nccl_tests_collectives = leaf(_READERS["nccl-tests"], __package__ or "")
 
     text = _bytes(path).decode(errors="replace")
     rows, problems = nccl_tests_collectives(text, path.name, fabric=args.fabric or UNKNOWN_FABRIC)
@@ -198,7 +211,7 @@ def _nccl_tests(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
 
 
 def _nccl_inspector(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
-    from ...calib.importers import inspector_operations
+    inspector_operations = leaf(_READERS["nccl-inspector"], __package__ or "")
 
     rows, problems = inspector_operations(_bytes(path).decode(errors="replace"), path.name)
     place = {"device": args.device, "fabric": args.fabric or UNKNOWN_FABRIC}

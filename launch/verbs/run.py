@@ -21,6 +21,7 @@ from ...calib.errors import ConfigError
 from ...calib.records import LONGEST_S
 from ...calib.shell import joined
 from ...calib.workload import OnAdvice, RunOptions, encode, encode_fields
+from ..batch_text import time_option
 from ..options import FLAGS, split
 from ..store import launch_id
 from ..wrapper import (
@@ -39,7 +40,6 @@ from ..wrapper import (
     relaunch,
     reserve_standard_descriptors,
     script,
-    time_option,
     try_write_script,
 )
 from .arguments import declare

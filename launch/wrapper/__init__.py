@@ -12,12 +12,11 @@ if TYPE_CHECKING:
         finish,
         log_error,
         log_line,
-        one_line,
         print_line,
         reserve_standard_descriptors,
     )
-    from .resubmit import MARK, relaunch, script, try_write_script
-    from .slurm import GIVEN, Allocation, allocation, duration_s, num_jobs, time_option
+    from .resubmit import relaunch, script, try_write_script
+    from .slurm import GIVEN, Allocation, allocation, duration_s, num_jobs
     from .wrapped import Outcome, WrapOptions, WrappedLaunch
 
 __getattr__ = lazy_getattr(__name__)

@@ -11,9 +11,10 @@ import threading
 from collections import deque
 from contextlib import suppress
 
+from ..batch_text import one_line
+
 # Maximum number of lines buffered if a pipe is not read; the newest are retained.
 _MOST_LINES = 200
-_MOST_CHARS = 2000
 _PATIENCE_S = 0.2
 """Longest wait of the caller for a line to be written, seconds."""
 
@@ -91,9 +92,3 @@ def reserve_standard_descriptors() -> None:
         while (handle := os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))) <= 2:
             pass
         os.close(handle)
-
-
-def one_line(text: str) -> str:
-    """Return a text without line breaks and control characters, cut to ``_MOST_CHARS``."""
-    words = "".join(c if c.isprintable() else " " for c in text[: 4 * _MOST_CHARS]).split()
-    return " ".join(words)[:_MOST_CHARS]

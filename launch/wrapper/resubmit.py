@@ -11,10 +11,10 @@ from ...calib.arguments import is_of_library, unmask_arguments
 from ...calib.records import replace_file, sealed
 from ...calib.shell import assigned, is_variable, quoted
 from ...hooks.process import is_module
+from ..batch_text import MARK, one_line
 from ..options import split
-from .log_lines import log_line, one_line
+from .log_lines import log_line
 
-MARK = "# Written by forerun"
 _SUBMITTED = {
     **{"SLURM_JOB_NAME": "job-name", "SLURM_JOB_PARTITION": "partition"},
     **{"SLURM_JOB_ACCOUNT": "account", "SLURM_JOB_QOS": "qos", "SLURM_JOB_NUM_NODES": "nodes"},

@@ -140,18 +140,6 @@ def duration_s(text: str) -> float:
     return int(days or 0) * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
 
 
-def time_option(time_s: float) -> str:
-    """Return the value of ``--time`` for ``time_s`` seconds, rounded up to a quarter of an hour.
-
-    >>> time_option(93600.0 - 1.0), time_option(60.0)
-    ('1-02:00:00', '00:15:00')
-    """
-    minutes = max(1, math.ceil(time_s / 900.0)) * 15  # schedulers backfill gaps of round lengths
-    days, minutes = divmod(minutes, 1440)
-    text = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
-    return f"{days}-{text}" if days else text
-
-
 def num_jobs(remaining_s: float, job_s: float, lost_s: float) -> int | None:
     """Return the number of jobs of ``job_s`` for ``remaining_s`` of work if each loses ``lost_s``;
     None if a job does no work.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,16 @@ def csv_sink() -> Any:
     return names["CsvSink"]
 
 
+def with_sinks(monkeypatch: pytest.MonkeyPatch, **sinks: Any) -> None:
+    """Install sinks as another package does: by entry points."""
+    points = [SimpleNamespace(name=name, load=partial(id_of, one)) for name, one in sinks.items()]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points * (group == registry.GROUP))
+
+
+def id_of(one: Any) -> Any:
+    return one
+
+
 def run_through(directory: Path) -> None:
     shutil.copytree(GOLDEN / "records", directory / "records")
     loop = CompanionLoop(
@@ -55,8 +67,8 @@ def test_the_csv_sink_of_the_page_gets_every_step_and_the_summary(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert '    SINKS: dict[str, OpenSink] = {\n        "W&B": open_wandb,\n' in PAGE
-    monkeypatch.setitem(registry.SINKS, "CSV", csv_sink)
+    assert f'    SINKS: dict[str, str] = {{\n        "W&B": "{registry.SINKS["W&B"]}",\n' in PAGE
+    with_sinks(monkeypatch, CSV=csv_sink)
     run_through(tmp_path)
     with (tmp_path / "values.csv").open(encoding="utf-8") as file:
         rows = [*csv.DictReader(file)]
@@ -78,8 +90,7 @@ def test_a_sink_that_fails_is_said_once_and_harms_nothing(
     def broken(settings: Any) -> Any:
         raise ValueError("no such server")
 
-    monkeypatch.setitem(registry.SINKS, "CSV", lambda _: Full())
-    monkeypatch.setitem(registry.SINKS, "elsewhere", broken)
+    with_sinks(monkeypatch, CSV=lambda _: Full(), elsewhere=broken)
     run_through(tmp_path)
     output = capsys.readouterr().out
     assert output.count("[forerun] CSV is off: no space left") == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forerun.calib.errors import ConfigError, RecordError
 from forerun.calib.importers.kineto import UNNAMED, WORLD_TAKEN, KinetoTables, kineto_tables
 from forerun.calib.importers.kineto_origins import NODE
-from forerun.calib.importers.nccl_inspector import WAITING, joined_ranks
+from forerun.calib.importers.rank_operations import WAITING, joined_ranks
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 NAMES = (

@@ -15,10 +15,9 @@ from forerun.calib.importers.nccl_inspector import (
     CONTRADICTION,
     HOST_TIMED,
     SHARED,
-    WAITING,
     inspector_operations,
-    joined_ranks,
 )
+from forerun.calib.importers.rank_operations import WAITING, joined_ranks
 
 
 def header(**values: object) -> dict[str, object]:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S
 
+from forerun.launch.batch_text import time_option
 from forerun.launch.store.launch_files import LaunchFiles, NewestForecast
-from forerun.launch.wrapper.slurm import duration_s, from_scontrol, from_squeue, time_option
+from forerun.launch.wrapper.slurm import duration_s, from_scontrol, from_squeue
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")
 SQUEUE = """#!/bin/sh

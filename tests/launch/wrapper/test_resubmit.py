@@ -12,7 +12,8 @@ from wrapped_launch import Launch
 
 from forerun.calib.records import is_ours
 from forerun.calib.shell import quoted
-from forerun.launch.wrapper.resubmit import MARK, script, try_write_script
+from forerun.launch.batch_text import MARK
+from forerun.launch.wrapper.resubmit import script, try_write_script
 
 STOPPING = """
 import json, os, pathlib, sys

@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_slurm import LocalSlurm, is_installed, local_slurm
 
+from forerun.launch.batch_text import time_option
 from forerun.launch.wrapper.slurm import (
     Allocation,
     allocation,
     duration_s,
     from_scontrol,
     num_jobs,
-    time_option,
 )
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S, wait_until
 
+from forerun.launch.batch_text import one_line
 from forerun.launch.store.launch_files import LaunchFiles
-from forerun.launch.wrapper.log_lines import LogWriter, one_line
+from forerun.launch.wrapper.log_lines import LogWriter
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")
 END = "pathlib.Path('ended').touch(); sys.exit(7)"
