@@ -89,10 +89,9 @@ def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floa
     each_s = np.tile(
         slowest.reshape(-1, num_stages).T / num_passes, (layout.pipeline.num_virtual_stages, 1)
     )
-    backward_s = each_s * (1 - FORWARD_FRAC)
     costs = pipeline_costs(
         each_s * FORWARD_FRAC,
-        backward_s,
+        each_s * (1 - FORWARD_FRAC),
         num_virtual_stages=layout.pipeline.num_virtual_stages,
     )
     (simulation,) = simulate_long([(costs, layout.pipeline)])
