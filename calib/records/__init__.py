@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         Cluster,
         GpuInterconnect,
         Origin,
-        SeenLinks,
         SeenNode,
         StatedNodes,
         joined_clusters,

@@ -18,7 +18,7 @@ NVL72 = 72
 """GPUs that NVLink joins in a GB200 or GB300 rack: eighteen hosts of four (NVIDIA's data sheets of
 both)."""
 LINKS = "links.json"
-"""File beside a run's records with the ``SeenLinks`` of the companion's node."""
+"""File beside a run's records: a cluster of the companion's node, with its links alone."""
 _DOMAINS: Mapping[str, int] = {"gb300": NVL72, "gb200": NVL72}
 """Usual number of GPUs that NVLink joins across hosts, by a part of the device's name: the size in
 which both are sold.  A rack of 36 has to be stated."""
@@ -51,17 +51,6 @@ class Origin(QuickEnum):
     SEEN = "seen"
     """Read from the system of a node."""
     STATED = "stated"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenLinks:
-    """NVLink topology of one node as the driver reports it."""
-
-    num_gpus: int = 0
-    joint: str = ""
-    """Value of a ``GpuInterconnect``; empty if unknown."""
-    fabric: str = ""
-    """Cluster and clique; ``none`` if the driver reports no multi-node NVLink domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,20 +223,15 @@ class Cluster:
             domain = _SEGMENT
         return replace(parallelism, ranks_per_node=max(domain, local))
 
-    def with_links(self, links: SeenLinks) -> Cluster:
-        """Return the cluster with links that the driver reports, where nodes have none of their
-        own.
+    def with_links(self, links: SeenNode) -> Cluster:
+        """Return the cluster with the links between GPUs of ``links`` where nodes have none.
 
-        >>> Cluster(seen=(SeenNode(),)).with_links(SeenLinks(joint="mesh")).node.joint
+        >>> Cluster(seen=(SeenNode(),)).with_links(SeenNode(joint="mesh")).node.joint
         'mesh'
         """
+        names = ("num_gpus", "joint", "fabric")
         seen = (
-            replace(
-                node,
-                num_gpus=node.num_gpus or links.num_gpus,
-                joint=node.joint or links.joint,
-                fabric=node.fabric or links.fabric,
-            )
+            replace(node, **{name: getattr(node, name) or getattr(links, name) for name in names})
             for node in self.seen
         )
         return replace(self, seen=tuple(seen))

@@ -11,12 +11,13 @@ from typing import TypeVar
 from ..errors import ConfigError, RecordError
 from ..plain_json import JsonObject
 from ..workload import RecordingDetail, RecordingPlan, RunConfig, recording_plan
-from .cluster import Cluster, SeenLinks, joined_clusters
+from .cluster import Cluster, SeenNode, joined_clusters
 from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRecord, from_dict
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="_Lines")
+_NO_LINKS = SeenNode()
 # Thousands of ranks may be missing; a line names the first.
 _NUM_NAMED = 8
 _DAMAGED = (
@@ -185,7 +186,7 @@ def join_ranks(
     run_id: str,
     files: Iterable[RankFile],
     summaries: SummaryFile | None = None,
-    links: SeenLinks | None = None,
+    links: SeenNode = _NO_LINKS,
 ) -> RunRecords:
     """Combine the files of a run; a file of another run is named and skipped.
 
@@ -222,7 +223,7 @@ def join_ranks(
         problems += summaries.problems
     run = RunRecords(
         run_id=run_id,
-        headers=_with_links(_by_rank(headers), links or SeenLinks()),
+        headers=_with_links(_by_rank(headers), links),
         configs=_by_rank(configs),
         loops=_by_rank(loops),
         records=_by_rank(records),
@@ -233,11 +234,11 @@ def join_ranks(
     )
 
 
-def _with_links(headers: dict[int, Header], links: SeenLinks) -> dict[int, Header]:
+def _with_links(headers: dict[int, Header], links: SeenNode) -> dict[int, Header]:
     """Return headers whose nodes have these links: all nodes are alike, but each may be in an
     NVLink domain of its own, which is known of the last alone."""
     firsts = [rank for rank, header in headers.items() if header.cluster]
-    if links == SeenLinks() or not firsts:
+    if links == _NO_LINKS or not firsts:
         return headers
     of_others = replace(links, fabric="")
     for rank in firsts:

@@ -19,21 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..errors import ConfigError, RecordError
+from ..errors import RecordError
 from ..plain_json import parse_json
 from ..records import (
     LINKS,
     MAX_LINE_NBYTES,
+    Cluster,
     RankFile,
     RunRecords,
-    SeenLinks,
+    SeenNode,
     SummaryFile,
     Tail,
     join_ranks,
     parse_header,
     replace_by,
 )
-from ..workload import decode
 from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 
@@ -189,13 +189,12 @@ def rank_paths(folder: Path) -> list[Path]:
     return [path for _, path in sorted((sent | local_paths).items())]
 
 
-def _links(folder: Path) -> SeenLinks:
+def _links(folder: Path) -> SeenNode:
     """Return the links that the companion read; empty if it wrote none, or not such a file."""
-    try:
-        with (folder / LINKS).open(encoding="utf-8") as file:
-            return decode(SeenLinks, parse_json(file.read(MAX_LINE_NBYTES)))
-    except (OSError, ValueError, ConfigError):
-        return SeenLinks()
+    with suppress(OSError, ValueError), (folder / LINKS).open(encoding="utf-8") as file:
+        cluster = Cluster.from_json(parse_json(file.read(MAX_LINE_NBYTES)))
+        return next(iter(cluster.seen), SeenNode())
+    return SeenNode()
 
 
 def rank_file(path: Path) -> RankFile:

@@ -1,9 +1,8 @@
 """Name of a launch, which all its files and messages carry.
 
-``forerun run``, or the user, gives it as ``FORERUN_LAUNCH_ID``.  Otherwise it is made here: from
-the elastic agent, so that it survives restarts of the ranks, or from time and randomness.  Nodes
-may propose different names; rank 0's proposal wins, and is shared through the process group's
-store.
+``forerun run``, or the user, gives it as ``FORERUN_LAUNCH_ID``.  Otherwise it is the launcher's run
+id with a digest of the start.  Rank 0 writes it to the process group's store once, and the others
+read it there; nobody waits inside the store.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ _log = logging.getLogger(__name__)
 LAUNCH_ID = "FORERUN_LAUNCH_ID"
 SCHEMA = 1
 PATIENCE_S = 30.0
-"""Timeout for rank 0's proposal; after it, the first proposal wins."""
-NO_STORE_S = 10.0
-"""Timeout for a process group that does not exist at the first step."""
+"""Timeout for the name of rank 0; after it, a rank goes by its run id."""
 LAST_PATIENCE_S = 5.0
-"""Timeout for rank 0's proposal at the end of the process."""
+"""Timeout for the name of rank 0 at the end of the process."""
 RANKS_PER_S = 500
 """Limit on polls of the store per second, over all ranks."""
 _KEY = "launch"
+_RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 _IS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _TICK_S = 0.1
 
@@ -70,16 +68,22 @@ def new_launch_id() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
 
 
-def proposed_launch_id(environ: Mapping[str, str]) -> str:
-    """Return this process's proposal for the launch's name."""
-    given = environ.get(LAUNCH_ID, "")
-    if given:
+def launch_name(environ: Mapping[str, str]) -> str:
+    """Return the name that this process, as rank 0, gives its launch.
+
+    Under torchrun the start is that of the agent, which outlives restarts of its ranks; a second
+    launch with the same run id has another one, and so has each launch with the default ``none``.
+    """
+    if given := environ.get(LAUNCH_ID, ""):
         return safe_launch_id(given)
-    parent = os.getppid()
-    start = process_start(parent)
-    if environ.get("TORCHELASTIC_RUN_ID") and start is not None:
-        return safe_launch_id(f"{socket.gethostname()[:24]}-{parent}-{start}-{boot_id()[:8]}")
-    return new_launch_id()
+    pid = os.getppid() if environ.get(_RUNS[0]) else os.getpid()
+    start = process_start(pid)
+    if start is None:
+        return new_launch_id()
+    host = socket.gethostname()
+    name = next((text for n in _RUNS if (text := environ.get(n, "")) not in ("", "none")), host)
+    digest = hashlib.sha256(f"{host} {boot_id()} {pid} {start}".encode()).hexdigest()
+    return safe_launch_id(f"{name}-{digest[:12]}")
 
 
 def process_start(pid: int) -> int | None:
@@ -116,11 +120,10 @@ def boot_id() -> str:
 
 
 class LaunchIdentity:
-    """Agreement on the launch's name: the writer's thread calls ``poll`` and ``settle``.
+    """Name of the launch on one rank: the writer's thread calls ``poll`` and ``settle``.
 
-    ``name`` may be read anywhere.  Only ranks that need the name poll: rank 0, which proposes it,
-    the companion's rank, those that log, and the first of a node whose wrapper has given another
-    name.
+    ``name`` may be read anywhere.  Only ranks that need it ask: rank 0, which gives it, the
+    companion's rank, those that log, and the first of a node whose wrapper has given another name.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
@@ -128,7 +131,7 @@ class LaunchIdentity:
         self._directory = settings.directory
         given = environ.get(LAUNCH_ID, "")
         self._given = safe_launch_id(given) if given else ""
-        self._proposed = proposed_launch_id(environ)
+        self._name_of_first = "" if self._rank.rank else launch_name(environ)
         self._is_needed = False
         self._link: StoreLink | None = None
         self._next_s = 0.0
@@ -144,7 +147,7 @@ class LaunchIdentity:
         self._is_needed = is_needed or has_wrapper or self._rank.rank == 0
 
     def poll(self) -> None:
-        """Poll the store once, if a poll is due."""
+        """Ask the store once, if that is due."""
         now_s = time.monotonic()
         if self.name or not self._is_needed or now_s < self._next_s:
             return
@@ -153,7 +156,7 @@ class LaunchIdentity:
         self._next_s = time.monotonic() + self._pause_s
 
     def settle(self, patience_s: float = LAST_PATIENCE_S) -> None:
-        """Wait briefly for the name at the end of the process, then continue without agreement."""
+        """Wait briefly for the name at the end of the process, then continue without rank 0's."""
         until_s = time.monotonic() + (1.0 if is_failing() else patience_s)
         while self._is_needed and not self.name:
             is_last = time.monotonic() >= until_s
@@ -162,24 +165,25 @@ class LaunchIdentity:
                 time.sleep(_TICK_S)
 
     def _look(self, *, is_last: bool) -> None:
-        if self._rank.world_size == 1:
-            self._take(self._proposed)
-            return
-        agreed_id = ""
-        with suppress(OSError, RuntimeError, UnicodeDecodeError):  # the store is unreachable
-            agreed_id = self._ask(is_last=is_last)
-        has_waited = self._link is None and time.monotonic() - self._begun_s > NO_STORE_S
-        if agreed_id or is_last or has_waited:
-            self._take(safe_launch_id(agreed_id) if agreed_id else self._proposed)
+        name = self._name_of_first if self._rank.world_size == 1 else ""
+        if not name:
+            with suppress(OSError, RuntimeError, UnicodeDecodeError):  # the store is unreachable
+                name = self._shared_name()
+            if not name and is_last:
+                name = self._given or self._rank.run_id  # the same on all ranks
+        if name:
+            self._take(safe_launch_id(name))
 
-    def _ask(self, *, is_last: bool) -> str:
-        """Return the name in the store; empty if there is none yet, or no store."""
+    def _shared_name(self) -> str:
+        """Return the name in the store, where rank 0 writes it; empty if there is none yet, or no
+        store."""
         self._link = self._link or find_link(self._rank.run_id)
         if self._link is None:
             return ""
         store = self._link.connect()
-        if self._rank.rank == 0 or is_last:
-            return store.compare_set(_KEY, "", self._proposed).decode()
+        if self._name_of_first:
+            store.set(_KEY, self._name_of_first)
+            return self._name_of_first
         return store.get(_KEY).decode() if store.check([_KEY]) else ""
 
     def _take(self, name: str) -> None:

@@ -13,55 +13,52 @@ from ctypes import byref
 from pathlib import Path
 from typing import Any
 
-from ...calib.records import LINKS, SeenLinks, replace_file
-from ...calib.workload import encode_fields
+from ...calib.records import LINKS, Cluster, SeenNode, replace_file
 
 _IS_SWITCH, _IS_GPU = 2, 0
 """``nvmlIntNvLinkDeviceType_t``."""
-_MOST_GPUS = 64
 
 
 def write_links(folder: Path) -> None:
     """Write the links of this node beside a run's records; nothing if there are none to report."""
     links = detect_links()
-    if links == SeenLinks():
-        return
-    with suppress(OSError):  # the ranks have reported that nothing can be written
-        replace_file(folder / LINKS, json.dumps(encode_fields(links)) + "\n")
+    if links != SeenNode():
+        with suppress(OSError):  # the ranks have reported that nothing can be written
+            replace_file(folder / LINKS, json.dumps(Cluster(seen=(links,)).to_json()) + "\n")
 
 
-def detect_links() -> SeenLinks:
+def detect_links() -> SeenNode:
     """Return the links of this node's GPUs; empty if package or driver are missing or report
     none."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return SeenLinks()
+        return SeenNode()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return SeenLinks()
+        return SeenNode()
     try:
         return _seen(nvml)
     except nvml.NVMLError:
-        return SeenLinks()
+        return SeenNode()
     finally:
         nvml.nvmlShutdown()
 
 
-def _seen(nvml: Any) -> SeenLinks:
-    num_gpus = min(nvml.nvmlDeviceGetCount(), _MOST_GPUS)
+def _seen(nvml: Any) -> SeenNode:
+    num_gpus = nvml.nvmlDeviceGetCount()
     if not num_gpus:
-        return SeenLinks()
+        return SeenNode()
     first = nvml.nvmlDeviceGetHandleByIndex(0)
     with suppress(nvml.NVMLError):  # a driver older than such GPUs
         # No link or bus joins the instances of a GPU.
         if nvml.nvmlDeviceGetMigMode(first)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
-            return SeenLinks(num_gpus=num_gpus)
+            return SeenNode(num_gpus=num_gpus)
     joint = ""
     with suppress(nvml.NVMLError, AttributeError):  # an older driver or package
         joint = _joint(nvml, first, num_gpus)
-    return SeenLinks(num_gpus=num_gpus, joint=joint, fabric=_fabric(nvml, first))
+    return SeenNode(num_gpus=num_gpus, joint=joint, fabric=_fabric(nvml, first))
 
 
 def _joint(nvml: Any, device: Any, num_gpus: int) -> str:

@@ -80,9 +80,10 @@ def test_what_is_said_later_goes_before(config: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("text", "joint", "fabrics"),
     [
-        ('{"num_gpus": 4, "joint": "mesh", "fabric": "a/1"}', "mesh", ["", "a/1"]),
-        ('{"fabric": "none"}', "", ["", "none"]),
-        ('{"lasers": 3}', "", ["", ""]),
+        ('{"seen": [{"num_gpus": 4, "joint": "mesh", "fabric": "a/1"}]}', "mesh", ["", "a/1"]),
+        ('{"seen": [{"fabric": "none"}]}', "", ["", "none"]),
+        ('{"seen": [{"lasers": 3}], "more": []}', "", ["", ""]),
+        ("7", "", ["", ""]),
         ("[", "", ["", ""]),
     ],
 )

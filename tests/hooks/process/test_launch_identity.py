@@ -15,11 +15,18 @@ from free_ports import free_port
 from forerun.hooks.process.launch_identity import LaunchIdentity, is_launch_id, safe_launch_id
 from forerun.hooks.process.settings import RankInfo, Settings
 
-LAUNCH_VARIABLES = ("FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
-PROPOSE = """
+LAUNCH_VARIABLES = (
+    *("FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC", "SLURM", "PMIX"),
+)
+NAME = """
 import os
-from forerun.hooks.process.launch_identity import proposed_launch_id
-print(proposed_launch_id(os.environ))
+from forerun.hooks.process.launch_identity import launch_name
+print(launch_name(os.environ))
+"""
+AGENT = """
+import subprocess, sys
+for _ in range(2):
+    subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
 """
 RANK = """
 import sys, torch
@@ -46,15 +53,16 @@ def environ(**more: str) -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1", **more}
 
 
-def propose_name(**more: str) -> str:
+def names(*words: str, **more: str) -> list[str]:
+    """Return the names that one Python process gives, or its children give after one another."""
     done = subprocess.run(
-        [sys.executable, "-c", PROPOSE],
+        [sys.executable, "-c", *words],
         env=environ(**more),
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout.strip()
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize(
@@ -67,23 +75,40 @@ def test_any_text_becomes_the_name_of_one_folder(text: str) -> None:
     assert safe_launch_id(name) == name
 
 
-def test_a_restart_by_the_same_agent_has_the_same_name_and_another_launch_has_not() -> None:
-    of_agent = [
-        propose_name(TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT=n) for n in "01"
-    ]
-    assert of_agent[0] == of_agent[1] and str(os.getpid()) in of_agent[0]
-    alone = [propose_name(), propose_name()]
-    assert alone[0] != alone[1]
-    assert all(map(is_launch_id, of_agent + alone))
-    assert propose_name(FORERUN_LAUNCH_ID="nightly-7") == "nightly-7"
-    assert is_launch_id(propose_name(FORERUN_LAUNCH_ID="../7"))
+@pytest.mark.parametrize("run_id", ["none", "nightly-7"])
+def test_a_restart_by_the_same_agent_has_the_same_name_and_another_launch_has_not(
+    run_id: str,
+) -> None:
+    """Two agents with one run id, each of which starts its ranks twice."""
+    first, second = (names(AGENT, NAME, TORCHELASTIC_RUN_ID=run_id) for _ in range(2))
+    assert first[0] == first[1] != second[0] == second[1]
+    assert all(map(is_launch_id, first + second))
+    assert first[0].startswith(run_id) is (run_id != "none")
+
+
+def test_ranks_of_slurm_and_single_processes_are_told_apart_by_their_start() -> None:
+    jobs = [name for _ in range(2) for name in names(NAME, SLURM_JOB_ID="4711")]
+    alone = [name for _ in range(2) for name in names(NAME)]
+    assert jobs[0] != jobs[1] and all(name.startswith("4711-") for name in jobs)
+    assert alone[0] != alone[1] and all(map(is_launch_id, alone))
+    assert names(NAME, FORERUN_LAUNCH_ID="nightly-7") == ["nightly-7"]
+    assert is_launch_id(names(NAME, FORERUN_LAUNCH_ID="../7")[0])
 
 
 def test_alone_the_name_is_there_at_once_and_without_a_group_soon(tmp_path: Path) -> None:
-    def identity(world_size: int) -> LaunchIdentity:
-        rank = RankInfo(rank=0, world_size=world_size, local_rank=0, local_world_size=1, run_id="r")
+    def identity(world_size: int, rank: int = 0, name: str = "ours") -> LaunchIdentity:
         launch_identity = LaunchIdentity(
-            Settings(rank=rank, directory=tmp_path), {"FORERUN_LAUNCH_ID": "ours"}
+            Settings(
+                rank=RankInfo(
+                    rank=rank,
+                    world_size=world_size,
+                    local_rank=0,
+                    local_world_size=1,
+                    run_id="nightly-29500-1-w2",
+                ),
+                directory=tmp_path,
+            ),
+            {"FORERUN_LAUNCH_ID": name},
         )
         launch_identity.begin(is_needed=True)
         return launch_identity
@@ -96,7 +121,70 @@ def test_alone_the_name_is_there_at_once_and_without_a_group_soon(tmp_path: Path
     assert many.name == ""
     many.settle(patience_s=0.0)
     assert many.name == "ours"
+    # Without a store all ranks go by one name, that of the run: its id and count of restarts.
+    unnamed = [identity(2, rank, name="") for rank in range(2)]
+    for one in unnamed:
+        one.settle(patience_s=0.0)
+    assert [one.name for one in unnamed] == ["nightly-29500-1-w2"] * 2
     assert list(tmp_path.iterdir()) == []
+
+
+class Store:
+    """A store of one key that does not answer before ``answers``."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.answers, self.num_writes = False, 0
+
+    def connect(self) -> Store:
+        if not self.answers:
+            raise OSError("no route to host")
+        return self
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value.encode()
+        self.num_writes += 1
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self.values[key]
+
+
+def test_rank_0_gives_the_name_once_and_the_others_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    monkeypatch.setattr("forerun.hooks.process.launch_identity.find_link", lambda key: store)
+    monkeypatch.setattr("forerun.hooks.process.launch_identity._TICK_S", 0.0)
+    ranks = [
+        LaunchIdentity(
+            Settings(
+                rank=RankInfo(
+                    rank=rank, world_size=3, local_rank=rank, local_world_size=3, run_id="r"
+                ),
+                directory=tmp_path,
+            ),
+            {"TORCHELASTIC_RUN_ID": "nightly"},
+        )
+        for rank in range(3)
+    ]
+    for identity in ranks:
+        identity._pause_s = 0.0
+        identity.begin(is_needed=identity is ranks[2])
+
+    def poll() -> list[str]:
+        for identity in reversed(ranks):
+            identity.poll()
+        return [identity.name for identity in ranks]
+
+    assert poll() == ["", "", ""]
+    store.answers = True
+    name = poll()[0]
+    assert name.startswith("nightly-")
+    # The second rank does not need the name and does not ask.
+    assert poll() == [name, "", name] and store.num_writes == 1
 
 
 @pytest.mark.slow

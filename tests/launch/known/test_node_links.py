@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.records.cluster import LINKS, SeenLinks
+from forerun.calib.records.cluster import LINKS, Cluster, SeenNode
 from forerun.launch.known.node_links import detect_links, write_links
 
 pynvml: Any = pytest.importorskip("pynvml")
 
-LinksOf = Callable[[object], SeenLinks]
+LinksOf = Callable[[object], SeenNode]
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def links_of(monkeypatch: pytest.MonkeyPatch) -> LinksOf:
     """Return what is detected with a driver's library; what a mock lacks, the driver lacks."""
     monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", lambda: None)
 
-    def links(driver: object) -> SeenLinks:
+    def links(driver: object) -> SeenNode:
         def function(name: str) -> Any:
             if (known := getattr(driver, name, None)) is None:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -132,9 +132,9 @@ def test_a_driver_or_package_that_is_missing_or_old_is_no_fault(
         def nvmlShutdown(self) -> int:
             return 0
 
-    assert links_of(object()) == links_of(Old()) == SeenLinks()
+    assert links_of(object()) == links_of(Old()) == SeenNode()
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert detect_links() == SeenLinks()
+    assert detect_links() == SeenNode()
 
 
 def test_an_older_driver_without_fabrics_still_has_links(links_of: LinksOf) -> None:
@@ -142,7 +142,7 @@ def test_an_older_driver_without_fabrics_still_has_links(links_of: LinksOf) -> N
         nvmlDeviceGetGpuFabricInfoV = None
 
     links = links_of(Older(num_gpus=8, peers=["switch"]))
-    assert links == SeenLinks(num_gpus=8, joint="switch")
+    assert links == SeenNode(num_gpus=8, joint="switch")
 
 
 def test_links_are_written_where_there_are_any(links_of: LinksOf, tmp_path: Path) -> None:
@@ -152,6 +152,6 @@ def test_links_are_written_where_there_are_any(links_of: LinksOf, tmp_path: Path
     links_of(Driver(num_gpus=8, peers=["switch"]))
     write_links(tmp_path)
     value = json.loads((tmp_path / LINKS).read_text())
-    assert value == {"num_gpus": 8, "joint": "switch", "fabric": "none"}
+    assert Cluster.from_json(value).seen == (SeenNode(num_gpus=8, joint="switch", fabric="none"),)
     (tmp_path / "file").write_text("")
     write_links(tmp_path / "file")  # nowhere to write to
