@@ -10,13 +10,11 @@ from ..advice import (
     UNKNOWN_LAYOUT,
     Decision,
     Explanation,
-    MicroBatchAdvice,
     Plan,
     Rule,
     compare,
     decide,
     explain,
-    micro_batch_advice,
     plan,
 )
 from ..drift import waiting_report
@@ -36,7 +34,7 @@ from ..network import network_line
 from ..samples import SampleTable, windows_of
 from ..steps import FittedSteps, KnownStep, StepEstimate, live_times
 from ..units import HOUR_S, format_count
-from ..workload import Goals, MicroBatchChoice, RunConfig
+from ..workload import Goals, RunConfig
 from .answer import Answer, Modelled, measured_groups
 from .finish_line import ended_line, finish_line
 from .history import ForecastInputs, History, Models
@@ -253,7 +251,6 @@ def _modelled(
             return absent
 
     offset_nbytes = device_memory["memory_offset_nbytes"]
-    given = request, remaining_layout(config), fit.steps, device_memory
     routing = measured_routing(table)
     return Modelled(
         config=config,
@@ -272,9 +269,11 @@ def _modelled(
             if routing is not None
             else None
         ),
-        micro_batch=apart("best micro-batch", None, _micro_batch, *given),
         explained=apart("parts of the step", (), _explained, others, fit.steps),
-        lint=apart("advice on arguments", None, _lint, *given),
+        lint=apart(
+            *("advice on arguments", None, _lint, request),
+            *(remaining_layout(config), fit.steps, device_memory),
+        ),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
         what_if=apart(
             *("what another choice would give", (), what_if, others, fit.steps),
@@ -288,7 +287,6 @@ def _lines_of_layout(
     answer: Answer, modelled: Modelled, goals: Goals, directory: str
 ) -> tuple[str, ...]:
     config, plan, lint, is_over = modelled.config, modelled.plan, modelled.lint, bool(answer.ended)
-    micro_batch = modelled.micro_batch
     rate = modelled.throughput(answer.measured_step_s)
     lines = [
         run_line(config, config.parallelism.num_ranks, answer.measured_step_s, rate),
@@ -302,7 +300,6 @@ def _lines_of_layout(
             has_end=answer.has_finish,
             next_launch=directory if is_over else "",
         ),
-        micro_batch.line if micro_batch is not None else "",
         lint.line(directory) if lint is not None else "",
         "" if is_over else decision_line(answer.decision, plan, directory=directory),
         *modelled.failures,
@@ -396,21 +393,6 @@ def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]
     if against is None or against.difference is None:
         return (explain(running, None, steps),)
     return (explain(running, None, steps), against)
-
-
-def _micro_batch(
-    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
-) -> MicroBatchAdvice | None:
-    """Return advice on the micro-batch; None if it was not requested."""
-    if request.goals.micro_batch is not MicroBatchChoice.ADVISE:
-        return None
-    return micro_batch_advice(
-        config,
-        steps,
-        **device_memory,
-        confidence=request.goals.confidence,
-        host_argv=request.host_argv,
-    )
 
 
 def _lint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from ..advice import Candidate, Decision, Explanation, MicroBatchAdvice, Plan
+from ..advice import Candidate, Decision, Explanation, Plan
 from ..drift import WaitingReport
 from ..errors import CalibrationError
 from ..fit import Calibration
@@ -126,8 +126,6 @@ class Modelled:
     routing: MeasuredRouting | None = None
     imbalance_cost_frac: float | None = None
     """Share of the step that even routing of tokens would save; None if nothing is routed."""
-    micro_batch: MicroBatchAdvice | None = None
-    """None if it was not requested."""
     explained: tuple[Explanation, ...] = ()
     """Explanation of the running layout, then of the advised one against it if there is one."""
     lint: Lint | None = None
@@ -316,8 +314,6 @@ class Answer:
             }
         else:
             details = {"throughput": modelled.throughput(self.measured_step_s).to_json()}
-            if modelled.micro_batch is not None:
-                details["micro_batch"] = modelled.micro_batch.to_json()
         return self.decision.to_json() | {
             **details,
             "forecast": self.forecast_json(),

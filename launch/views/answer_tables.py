@@ -18,7 +18,6 @@ from ...calib.advice import (
     Scaling,
     axis_value,
     exclusion_reason,
-    recompute_text,
 )
 from ...calib.fit import Source
 from ...calib.forecast import (
@@ -49,7 +48,6 @@ from .table import (
 )
 
 if TYPE_CHECKING:
-    from ...calib.advice import MicroBatchAdvice
     from ...calib.answers import Answer, Modelled
     from ...calib.drift import Clock
 
@@ -76,7 +74,6 @@ def tables_of(answer: Answer) -> list[ReportTable]:
             *_parts_and_work(modelled, answer.measured_step_s),
             *_models(modelled),
             layouts_table(modelled.plan, remaining_run=answer.remaining_run),
-            micro_batch_table(modelled.micro_batch),
             *windows_tables(answer),
             *_waits(modelled),
             *_stragglers(modelled),
@@ -480,30 +477,6 @@ def layouts_table(
         ),
         late=("memory", "90 %", "fits"),
         folded="layout",
-    )
-
-
-def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
-    """Return the best recompute for each micro-batch that fits in measured memory; maybe empty."""
-    choices = advice.choices if advice is not None else ()
-    best = advice.best if advice is not None else None
-    return table_of(
-        "micro_batches",
-        "Micro-batch and recompute in the measured memory",
-        choices,
-        {
-            "micro-batch": lambda row: (
-                str(row.config.batch.micro_batch_size) + (" (best)" if row is best else "")
-            ),
-            "recompute": lambda row: recompute_text(row.config),
-            **_STEP,
-            **_AGAINST,
-            **throughput_cells(choices, None),
-            "memory": _FITS["memory"],
-            "fits with probability": lambda row: count_cell(row.fit_probability or 0.0, ".2f"),
-        },
-    ).with_spare_columns(
-        *SPARE, TOKENS, "against running", late=("memory", "90 %"), folded="recompute"
     )
 
 
