@@ -31,13 +31,12 @@ from ..forecast import (
 )
 from ..lint import Lint, Pricing, lint, stated_launch
 from ..network import network_line
-from ..samples import SampleTable, windows_of
+from ..samples import SampleTable, only_windows, windows_of
 from ..steps import FittedSteps, KnownStep, StepEstimate, live_times
 from ..units import HOUR_S, format_count
 from ..workload import Goals, RunConfig
 from .answer import Answer, Modelled, measured_groups
 from .finish_line import ended_line, finish_line
-from .history import ForecastInputs, History, Models
 from .measured_steps import RunFit, fit_run, remaining_layout, running_config
 from .request import Request
 from .routing import (
@@ -72,17 +71,17 @@ def analyse(
     request: Request,
     *,
     problems: Sequence[str] = (),
-    history: History | None = None,
+    first_error_frac: float | None = None,
     known: Sequence[KnownStep] = (),
     directory: str = "DIR",
     at_forecast: Callable[[], Request] | None = None,
 ) -> Answer:
     """Return the answer for the newest run in the table.
 
-    ``history`` is that of the previous answer; ``known`` are steps of other runs on this machine,
-    in any layout; ``directory`` is the one named by the commands in the transcript.  If the layout
-    is unknown, ``Answer.modelled`` is None.  ``at_forecast`` returns the request once the models
-    are fitted, which takes training some steps further.
+    ``first_error_frac`` is that of the previous answer; ``known`` are steps of other runs on this
+    machine, in any layout; ``directory`` is the one named by the commands in the transcript.  If
+    the layout is unknown, ``Answer.modelled`` is None.  ``at_forecast`` returns the request once
+    the models are fitted, which takes training some steps further.
 
     Raises ``CalibrationError`` if steps or operators are missing, ``ConfigError`` if the timeline
     does not model the running layout yet.
@@ -102,7 +101,7 @@ def analyse(
         end,
         config,
         problems,
-        history=history,
+        first_error_frac=first_error_frac,
         known=known,
         directory=directory,
         at_forecast=at_forecast,
@@ -192,7 +191,7 @@ def _answer_with_layout(
     config: RunConfig,
     problems: Sequence[str],
     *,
-    history: History | None,
+    first_error_frac: float | None,
     known: Sequence[KnownStep],
     directory: str,
     at_forecast: Callable[[], Request] | None,
@@ -208,9 +207,9 @@ def _answer_with_layout(
     ahead, decision = run_forecast(view, request), None
     if end.steps_total:
         decision = _decision(request, others, ahead, hooks, recalibration_s(table))
-    levels = ForecastInputs(model_forecast=view, so_far=request) if end.steps_total else None
-    models = Models(calibration=calibration, step_time_s=fit.modelled_step.time_s)
-    modelled = replace(modelled, history=_history(table, history, models, levels))
+    if first_error_frac is None:
+        first_error_frac = _first_error_frac(table, fit)
+    modelled = replace(modelled, first_error_frac=first_error_frac)
     if end.pass_end:
         ahead = measured_forecast(run, request, steps_total=end.pass_end)
     answer = Answer(
@@ -427,19 +426,19 @@ def _decision(
     )
 
 
-def _history(
-    table: SampleTable, known: History | None, models: Models, levels: ForecastInputs | None
-) -> History:
-    """Return the history with the newest window.
-
-    ``models`` are used only if the table has no rows of other runs.
-    """
-    if known is None:
-        if len(windows_of(table)) > 1:
-            return replace(History.of(table), forecast_inputs=levels)
-        known = History()
-    is_single_run = bool((table.samples["run_id"] == table.run_id).all())
-    return known.followed_by(table, models if is_single_run else None, levels)
+def _first_error_frac(table: SampleTable, fit: RunFit) -> float | None:
+    """Return the error of the step as modelled on the run's first window alone; None if that has
+    too few measurements."""
+    windows = windows_of(table)
+    if len(windows) == 1:
+        return fit.modelled_step.error_frac(measured_step_s(table))
+    first = only_windows(table, windows[:1])
+    try:
+        config = running_config(first)
+        base = live_times(calibrate(first, device=config.device), config)
+        return fit_run(first, base, (), config).modelled_step.error_frac(measured_step_s(first))
+    except ForerunError:
+        return None
 
 
 def _outlook(

@@ -53,8 +53,6 @@ from ..views import (
     summary_values,
     tables_of,
     wandb_tables,
-    window_values,
-    windows_tables,
     write_answer,
     write_end,
     write_forecast,
@@ -252,10 +250,6 @@ class CompanionLoop:
         if has_ended or ended.is_complete:
             track = self._writing(lambda: self._steps.close(place, ended.end_unix_s))
             self._close_answer(ended)
-        if (answer := self._answer) is not None and answer.modelled is not None:
-            # Repeated, because the end now known scores the finishes that windows predicted.
-            tables = wandb_tables(windows_tables(answer))
-            self._sink.tables(self._run.last_iteration, tables)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
@@ -380,7 +374,7 @@ class CompanionLoop:
             table,
             request,
             problems=problems,
-            history=seen.history if seen else None,
+            first_error_frac=seen.first_error_frac if seen else None,
             known=self._earlier.steps(table) if table.is_described else (),
             directory=str(self._publisher.shown),
             at_forecast=at_forecast,
@@ -406,8 +400,6 @@ class CompanionLoop:
         log_line(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
         self._sink.tables(iteration, wandb_tables(tables_of(answer)))
-        if values := window_values(answer):
-            self._sink.step(iteration, values)
         self._orders.follow(answer.decision)
         if answer.is_stop and self._companion_settings.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.advice)

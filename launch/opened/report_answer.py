@@ -20,7 +20,6 @@ from ..store import (
     SAMPLES,
     Logged,
     finish_line,
-    finite_number,
     object_of_run,
     paths_of,
     read_forecasts,
@@ -28,7 +27,7 @@ from ..store import (
     top_of,
 )
 from ..views import (
-    ANSWER,
+    MODEL_ERROR,
     PAGE,
     REQUEST,
     SCORE,
@@ -45,7 +44,7 @@ from .answer_types import PrintableAnswer
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
 """Tables of a short report, with their maximum number of rows."""
-_NEEDED = ("Problem: ", "Left out by the model: ")
+_NEEDED = ("Problem: ", "Left out by the model: ", MODEL_ERROR)
 """Prefixes of notes that every report includes."""
 
 
@@ -157,29 +156,13 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
 
 
 def _with_the_past(directory: Path, answer: Answer, request: Request, logged: Logged) -> Answer:
-    """Add the finishes predicted during training, and the run's end, if these were stored."""
-    top, _ = top_of(directory)
-    cached: dict[str, Any] = {}
-    with suppress(RecordError):  # the records still answer if this file is damaged
-        cached = object_of_run(top, ANSWER, answer.run_id) or {}
-    calibration = cached.get("calibration")
-    rows = calibration.get("history") if isinstance(calibration, dict) else None
-    finishes = {}
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict) and isinstance(row.get("window"), int):
-            finish_unix_s = [
-                finite_number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")
-            ]
-            finishes[row["window"]] = finish_unix_s[0] or None, finish_unix_s[1] or None
-    if (modelled := answer.modelled) is not None:
-        modelled = replace(modelled, history=modelled.history.with_finishes(finishes))
-    answer = replace(answer, modelled=modelled)
+    """Put the answer into the past, with scores of its predictions, if the run's end is logged."""
     if (ended := logged.ended.get(answer.run_id)) is None:
         return answer
     answer = with_end(answer, ended, request.goals, directory=str(directory))
     score: dict[str, Any] = {}
     with suppress(RecordError):
-        score = object_of_run(top, SCORE, answer.run_id) or {}
+        score = object_of_run(top_of(directory)[0], SCORE, answer.run_id) or {}
     track = logged.track(answer.run_id)
     scores = with_prefix([score_line(score), finish_line(track) if track else ""])
     return replace(answer, transcript=(*answer.transcript, *scores))
