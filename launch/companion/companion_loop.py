@@ -30,7 +30,7 @@ from ...calib.forecast import (
 )
 from ...calib.records import Action
 from ...calib.samples import RecentWindows, RunReader, SampleTable
-from ...calib.timeline import MeasuredSpan, measured_spans
+from ...calib.timeline import measured_spans
 from ...calib.workload import OnAdvice
 from ...hooks.process import RESTART_WINDOWS, CompanionSettings
 from ..known import EarlierRuns, absent_in, with_normal
@@ -132,7 +132,7 @@ class CompanionLoop:
         self._reader = RunReader(settings.directory, rank.run_id)
         self._windows, self._closed = RecentWindows(), ClosedWindows()
         self._answer: Answer | None = None
-        self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
+        self._shown: SampleTable | None = None
         self._met: tuple[str, ...] = ()
         self._met_before = self._met
         self._next_look_unix_s = self._end_unix_s = 0.0
@@ -292,7 +292,7 @@ class CompanionLoop:
             self._writing(lambda: write_score(place, score, track))
         if answer is not None and shown is not None:
             self._writing(lambda: write_end(place, answer))
-            self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
+            self._writing(lambda: write_page(place, shown, answer, self._steps))
 
     def report_dropped_events(self, num_events: int) -> None:
         """Log that ``num_events`` events were dropped."""
@@ -385,7 +385,7 @@ class CompanionLoop:
             self._answer = answer = self._in_the_past(answer, self._ended(now_unix_s))
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
         spans = tuple(measured_spans(run)) if answer.modelled is not None else ()
-        self._shown = table, spans
+        self._shown = table
         self._keep(lambda: write_answer(self._place, table, request, answer, spans, self._steps))
         self._publish_answer(answer, is_repeated=closed.is_repeated)
 

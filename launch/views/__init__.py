@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         write_score,
     )
     from .canvas import DARK, Drawing
-    from .charts import finish_chart, timeline_chart, waterfall
+    from .charts import finish_chart, waterfall
     from .explain_text import difference_lines, difference_markdown, explanation_parts
     from .progress import search_effort, waiting
     from .table import (
