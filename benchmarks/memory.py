@@ -26,7 +26,7 @@ from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.memory_rows import MemoryRow, by_table, memory_rows
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
-from forerun.calib.memory import Verdict, fit_probability, memory, peaks_nbytes, verdict
+from forerun.calib.memory import LayoutMemory, Verdict, fit_probability, memory, verdict
 from forerun.calib.units import GIB
 from forerun.calib.workload import Batch, Parallelism, Recompute, RunConfig, Sharding
 
@@ -129,7 +129,7 @@ def speed(repetitions: int) -> None:
     times = []
     for _ in range(repetitions):
         begin = time.process_time()
-        peaks_nbytes(layouts)
+        sum(LayoutMemory().needed_nbytes(layouts))
         times.append(time.process_time() - begin)
     num = len(layouts)
     print(

@@ -26,7 +26,7 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.child_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
-from forerun.calib.memory import needed_nbytes
+from forerun.calib.memory import LayoutMemory
 from forerun.calib.search import (
     MemoryBudget,
     Tally,
@@ -142,7 +142,7 @@ def measure_bulk(layouts: list[RunConfig], steps: FittedSteps, repetitions: int)
         begin = time.process_time()
         steps.median_times(layouts)
         middle = time.process_time()
-        needed_nbytes(layouts)
+        LayoutMemory().needed_nbytes(layouts)
         costs.append((middle - begin, time.process_time() - middle))
     time_s, memory_s = min(costs[1:], default=costs[0])
     return {
