@@ -57,13 +57,11 @@ class ReportAnswer(PrintableAnswer):
     answer: Answer
     track: Evaluation | None = None
     """Evaluation of the run's forecasts, once it has ended."""
-    log_problems: tuple[str, ...] = ()
-    """Damaged lines of the forecast log."""
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Problems with the records and the forecast log, such as damage."""
-        return (*self.answer.problems, *self.log_problems)
+        return self.answer.problems
 
     @property
     def run_id(self) -> str:
@@ -105,7 +103,7 @@ class ReportAnswer(PrintableAnswer):
         """Yield a report of one screen: transcript, breakdown of the step, and fastest layouts."""
         tables = self._tables()
         rows = [(table, _BRIEF[table.key]) for table in tables if table.key in _BRIEF]
-        notes = [note for note in self._notes() if note.startswith(_NEEDED)]
+        notes = [note for note in notes_of(self.answer) if note.startswith(_NEEDED)]
         yield from self._sections([replace(one, rows=one.rows[:most]) for one, most in rows], notes)
         if more := len(tables) - len(rows):
             home = quoted(str(self.directory))
@@ -113,13 +111,10 @@ class ReportAnswer(PrintableAnswer):
 
     def parts(self) -> Iterator[Part]:
         """Return transcript, tables and notes, as printed with ``--full``."""
-        return self._sections(self._tables(), self._notes())
+        return self._sections(self._tables(), notes_of(self.answer))
 
     def _tables(self) -> list[ReportTable]:
         return [*tables_of(self.answer), *forecast_tables(self.track)]
-
-    def _notes(self) -> list[str]:
-        return notes_of(replace(self.answer, problems=self.problems))
 
     def _sections(self, tables: Sequence[ReportTable], notes: Sequence[str]) -> Iterator[Part]:
         yield "\n".join(self.transcript)
@@ -133,14 +128,14 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
     """Return the report of a loaded run; raises as ``analyse`` does."""
     saved = _saved_request(directory, loaded.table.run_id)
     request = saved or Request(now_unix_s=_recorded_unix_s(directory, loaded.table.run_id))
+    logged = read_forecasts(top_of(directory)[0])
     answer = analyse(
         loaded.table,
         request,
-        problems=loaded.problems,
+        problems=(*loaded.problems, *logged.problems),
         known=loaded.known,
         directory=str(directory),
     )
-    logged = read_forecasts(top_of(directory)[0])
     answer = _with_the_past(directory, with_normal(answer, directory), request, logged)
     if saved is None and answer.ended is None:
         known = f"from records alone, as of step {answer.forecast.steps_done:,}"
@@ -151,7 +146,6 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
         table=loaded.table,
         answer=answer,
         track=logged.track(answer.run_id),
-        log_problems=logged.problems,
     )
 
 

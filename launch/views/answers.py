@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -183,10 +183,11 @@ def page_of(
 ) -> Page:
     """Return the content of an answer's page."""
     logged = read_forecasts(directory)
+    problems = tuple(dict.fromkeys((*answer.problems, *logged.problems)))
     ended = logged.ended.get(answer.run_id)
     return Page(
         answer=answer,
-        notes=(*notes_of(answer), *logged.problems),
+        notes=notes_of(replace(answer, problems=problems)),
         steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
         made=logged.made.get(answer.run_id, ()),
         track=logged.track(answer.run_id),
