@@ -38,7 +38,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 OPTIONS = _names(
     "steps every total-steps dir on-advice deadline budget-hours restart-cost mtbf-hours "
-    "price-per-gpu-hour confidence gpus micro-batch python probe-seconds wandb tensorboard "
+    "price-per-gpu-hour confidence gpus python probe-seconds wandb tensorboard "
     "prometheus trainjob slurm-comment device trace cluster"
 )
 """Option names after ``--forerun-`` or ``--calibrate-``."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .alternatives import Breadth, WhyNot, breadth, why_not
-    from .axes import AXES, axis_value, changed, layout_words, recompute_text, single_choices
+    from .axes import AXES, axis_value, changed, layout_words, single_choices
     from .decision import (
         MIN_STEPS,
         UNKNOWN_LAYOUT,
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
         saving_text,
     )
     from .explanation import Change, Difference, Explained, Explanation, TermTime, explain
-    from .micro_batch import MicroBatchAdvice, micro_batch_advice
     from .named_layouts import named_layout
+    from .obstacles import WhyNot, why_not
     from .planning import Candidate, Plan, compare, exclusion_reason, plan, unsupported_reason
     from .probe_sizes import (
         COLD_NBYTES,

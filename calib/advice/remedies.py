@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import ClassVar
 
 from ..arguments import apply_options
 from ..errors import ConfigError
+from ..forecast import batch_levels
 from ..memory import Verdict, memory, memory_with_offset, verdict
 from ..steps import FittedSteps
 from ..units import format_bytes, format_frac
 from ..workload import Encoded, RunConfig
-from .micro_batch import micro_batches
 from .planning import Candidate, compare, unsupported_reason
 
 _NUM_REMEDIES = 2
@@ -122,3 +123,19 @@ class FittingLayouts:
                 config, self.requested
             ):
                 yield words, config
+
+
+def micro_batches(config: RunConfig) -> list[RunConfig]:
+    """Return the layout with each micro-batch that divides all global batch sizes of the run."""
+    sizes = {level.global_batch_size for level in batch_levels(config)} | {
+        config.batch.global_batch_size
+    }
+    samples = math.gcd(*sizes) // config.parallelism.dp
+    layouts: list[RunConfig] = []
+    for micro in (size for size in range(1, samples + 1) if samples % size == 0):
+        try:
+            batch = replace(config.batch, micro_batch_size=micro)
+            layouts.append(replace(config, batch=batch))
+        except ConfigError:  # interleaving wants micro-batches in groups
+            continue
+    return layouts

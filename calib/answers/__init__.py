@@ -1,6 +1,6 @@
 """The complete answer for a run, computed once per window.
 
-In: a ``SampleTable`` and a ``Request``. Out: an ``Answer`` with transcript and history.
+In: a ``SampleTable`` and a ``Request``. Out: an ``Answer`` with its transcript.
 """
 
 from typing import TYPE_CHECKING

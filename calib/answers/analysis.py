@@ -10,13 +10,11 @@ from ..advice import (
     UNKNOWN_LAYOUT,
     Decision,
     Explanation,
-    MicroBatchAdvice,
     Plan,
     Rule,
     compare,
     decide,
     explain,
-    micro_batch_advice,
     plan,
 )
 from ..drift import waiting_report
@@ -33,13 +31,12 @@ from ..forecast import (
 )
 from ..lint import Lint, Pricing, lint, stated_launch
 from ..network import network_line
-from ..samples import SampleTable, windows_of
+from ..samples import SampleTable, only_windows, windows_of
 from ..steps import FittedSteps, KnownStep, StepEstimate, live_times
 from ..units import HOUR_S, format_count
-from ..workload import Goals, MicroBatchChoice, RunConfig
+from ..workload import Goals, RunConfig
 from .answer import Answer, Modelled, measured_groups
 from .finish_line import ended_line, finish_line
-from .history import ForecastInputs, History, Models
 from .measured_steps import RunFit, fit_run, remaining_layout, running_config
 from .request import Request
 from .routing import (
@@ -74,17 +71,17 @@ def analyse(
     request: Request,
     *,
     problems: Sequence[str] = (),
-    history: History | None = None,
+    first_error_frac: float | None = None,
     known: Sequence[KnownStep] = (),
     directory: str = "DIR",
     at_forecast: Callable[[], Request] | None = None,
 ) -> Answer:
     """Return the answer for the newest run in the table.
 
-    ``history`` is that of the previous answer; ``known`` are steps of other runs on this machine,
-    in any layout; ``directory`` is the one named by the commands in the transcript.  If the layout
-    is unknown, ``Answer.modelled`` is None.  ``at_forecast`` returns the request once the models
-    are fitted, which takes training some steps further.
+    ``first_error_frac`` is that of the previous answer; ``known`` are steps of other runs on this
+    machine, in any layout; ``directory`` is the one named by the commands in the transcript.  If
+    the layout is unknown, ``Answer.modelled`` is None.  ``at_forecast`` returns the request once
+    the models are fitted, which takes training some steps further.
 
     Raises ``CalibrationError`` if steps or operators are missing, ``ConfigError`` if the timeline
     does not model the running layout yet.
@@ -104,7 +101,7 @@ def analyse(
         end,
         config,
         problems,
-        history=history,
+        first_error_frac=first_error_frac,
         known=known,
         directory=directory,
         at_forecast=at_forecast,
@@ -194,7 +191,7 @@ def _answer_with_layout(
     config: RunConfig,
     problems: Sequence[str],
     *,
-    history: History | None,
+    first_error_frac: float | None,
     known: Sequence[KnownStep],
     directory: str,
     at_forecast: Callable[[], Request] | None,
@@ -210,9 +207,9 @@ def _answer_with_layout(
     ahead, decision = run_forecast(view, request), None
     if end.steps_total:
         decision = _decision(request, others, ahead, hooks, recalibration_s(table))
-    levels = ForecastInputs(model_forecast=view, so_far=request) if end.steps_total else None
-    models = Models(calibration=calibration, step_time_s=fit.modelled_step.time_s)
-    modelled = replace(modelled, history=_history(table, history, models, levels))
+    if first_error_frac is None:
+        first_error_frac = _first_error_frac(table, fit)
+    modelled = replace(modelled, first_error_frac=first_error_frac)
     if end.pass_end:
         ahead = measured_forecast(run, request, steps_total=end.pass_end)
     answer = Answer(
@@ -253,7 +250,6 @@ def _modelled(
             return absent
 
     offset_nbytes = device_memory["memory_offset_nbytes"]
-    given = request, remaining_layout(config), fit.steps, device_memory
     routing = measured_routing(table)
     return Modelled(
         config=config,
@@ -272,9 +268,11 @@ def _modelled(
             if routing is not None
             else None
         ),
-        micro_batch=apart("best micro-batch", None, _micro_batch, *given),
         explained=apart("parts of the step", (), _explained, others, fit.steps),
-        lint=apart("advice on arguments", None, _lint, *given),
+        lint=apart(
+            *("advice on arguments", None, _lint, request),
+            *(remaining_layout(config), fit.steps, device_memory),
+        ),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
         what_if=apart(
             *("what another choice would give", (), what_if, others, fit.steps),
@@ -288,7 +286,6 @@ def _lines_of_layout(
     answer: Answer, modelled: Modelled, goals: Goals, directory: str
 ) -> tuple[str, ...]:
     config, plan, lint, is_over = modelled.config, modelled.plan, modelled.lint, bool(answer.ended)
-    micro_batch = modelled.micro_batch
     rate = modelled.throughput(answer.measured_step_s)
     lines = [
         run_line(config, config.parallelism.num_ranks, answer.measured_step_s, rate),
@@ -302,7 +299,6 @@ def _lines_of_layout(
             has_end=answer.has_finish,
             next_launch=directory if is_over else "",
         ),
-        micro_batch.line if micro_batch is not None else "",
         lint.line(directory) if lint is not None else "",
         "" if is_over else decision_line(answer.decision, plan, directory=directory),
         *modelled.failures,
@@ -398,21 +394,6 @@ def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]
     return (explain(running, None, steps), against)
 
 
-def _micro_batch(
-    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
-) -> MicroBatchAdvice | None:
-    """Return advice on the micro-batch; None if it was not requested."""
-    if request.goals.micro_batch is not MicroBatchChoice.ADVISE:
-        return None
-    return micro_batch_advice(
-        config,
-        steps,
-        **device_memory,
-        confidence=request.goals.confidence,
-        host_argv=request.host_argv,
-    )
-
-
 def _lint(
     request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
 ) -> Lint:
@@ -445,19 +426,19 @@ def _decision(
     )
 
 
-def _history(
-    table: SampleTable, known: History | None, models: Models, levels: ForecastInputs | None
-) -> History:
-    """Return the history with the newest window.
-
-    ``models`` are used only if the table has no rows of other runs.
-    """
-    if known is None:
-        if len(windows_of(table)) > 1:
-            return replace(History.of(table), forecast_inputs=levels)
-        known = History()
-    is_single_run = bool((table.samples["run_id"] == table.run_id).all())
-    return known.followed_by(table, models if is_single_run else None, levels)
+def _first_error_frac(table: SampleTable, fit: RunFit) -> float | None:
+    """Return the error of the step as modelled on the run's first window alone; None if that has
+    too few measurements."""
+    windows = windows_of(table)
+    if len(windows) == 1:
+        return fit.modelled_step.error_frac(measured_step_s(table))
+    first = only_windows(table, windows[:1])
+    try:
+        config = running_config(first)
+        base = live_times(calibrate(first, device=config.device), config)
+        return fit_run(first, base, (), config).modelled_step.error_frac(measured_step_s(first))
+    except ForerunError:
+        return None
 
 
 def _outlook(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
-from ..advice import Candidate, Decision, Explanation, MicroBatchAdvice, Plan
+from ..advice import Candidate, Decision, Explanation, Plan
 from ..drift import WaitingReport
 from ..errors import CalibrationError
 from ..fit import Calibration
@@ -28,7 +28,6 @@ from ..samples import SampleTable
 from ..steps import StepEstimate
 from ..units import format_bytes, format_time
 from ..workload import GroupRole, RunConfig
-from .history import History, WindowScore, window_scores
 from .routing import MeasuredRouting
 from .run_end import RunEnd, forecast_json
 from .run_measurements import HookSummary, Overhead
@@ -122,12 +121,11 @@ class Modelled:
     """Part that hooks add to it in hooked steps, beyond the time spent inside them."""
     skew_s: Mapping[int, float]
     waiting: WaitingReport
-    history: History = field(default_factory=History)
+    first_error_frac: float | None = None
+    """Error of the step as modelled after the run's first window; None if not known."""
     routing: MeasuredRouting | None = None
     imbalance_cost_frac: float | None = None
     """Share of the step that even routing of tokens would save; None if nothing is routed."""
-    micro_batch: MicroBatchAdvice | None = None
-    """None if it was not requested."""
     explained: tuple[Explanation, ...] = ()
     """Explanation of the running layout, then of the advised one against it if there is one."""
     lint: Lint | None = None
@@ -183,12 +181,6 @@ class Answer:
     """Lines on the end and on the next launch, once the run has ended."""
 
     @property
-    def ended_unix_s(self) -> float | None:
-        """When the run reached its last step; None if it has not."""
-        ended = self.ended
-        return ended.end_unix_s if ended is not None and ended.is_complete else None
-
-    @property
     def has_finish(self) -> bool:
         """True if the forecast reaches to the end of the run."""
         return self.end.steps_total > 0
@@ -202,18 +194,6 @@ class Answer:
                 "config to forerun.attach and record it again"
             )
         return self.modelled
-
-    @property
-    def window_scores(self) -> list[WindowScore]:
-        """Scores of the windows against the end of the run, or the newest forecast of it."""
-        if self.modelled is None:
-            return []
-        forecast, ended = self.forecast, self.ended_unix_s
-        return window_scores(
-            self.modelled.history.errors,
-            started_unix_s=forecast.now_unix_s - forecast.elapsed_s,
-            finish_unix_s=forecast.finish_p50_unix_s if ended is None else ended,
-        )
 
     @property
     def remaining_run(self) -> RemainingRun | None:
@@ -289,7 +269,10 @@ class Answer:
         """Return ``answer.json``, with every part that is known."""
         whole: JsonObject = {"forecast": self.forecast_json(), "decision": self.decision_json()}
         if self.modelled is not None:
-            whole["calibration"] = self._calibration(self.modelled.calibration)
+            whole["calibration"] = self.modelled.calibration.summary() | {
+                "first_error_frac": self.modelled.first_error_frac,
+                "error_frac": self.modelled.step.error_frac(self.measured_step_s),
+            }
             whole["plan"] = self.modelled.plan.to_json()
             whole["waiting"] = self.modelled.waiting.to_json()
         return whole
@@ -316,18 +299,9 @@ class Answer:
             }
         else:
             details = {"throughput": modelled.throughput(self.measured_step_s).to_json()}
-            if modelled.micro_batch is not None:
-                details["micro_batch"] = modelled.micro_batch.to_json()
         return self.decision.to_json() | {
             **details,
             "forecast": self.forecast_json(),
             "transcript": list(self.transcript),
             "problems": list(self.problems),
-        }
-
-    def _calibration(self, calibration: Calibration) -> JsonObject:
-        against = "newest forecast" if self.ended_unix_s is None else "end"
-        return calibration.summary() | {
-            "history": [score.to_json() for score in self.window_scores],
-            "finish_errors_against": against,
         }

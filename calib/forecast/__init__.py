@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         Settled,
         StepTally,
         evaluate,
-        step_coverage,
     )
     from .forecasts import CPU_DRIFT_FRAC, DRIFT_FRAC, SCHEMA, Forecast, forecast, mean_estimate
     from .modelled import (

@@ -46,6 +46,10 @@ class PredictedStep:
     def __post_init__(self) -> None:
         check_ascending("seconds of a step", 0.0, self.low_s, self.time_s, self.high_s)
 
+    def error_frac(self, measured_s: float) -> float:
+        """Return modelled over measured step, minus one."""
+        return self.time_s / measured_s - 1.0
+
     def scaled(self, by: BatchRatio) -> PredictedStep:
         """Return the step at another batch size, its interval widened by the error of the ratio.
 

@@ -233,14 +233,9 @@ def evaluate(made: Sequence[PastForecast], ended: Ended) -> Evaluation:
         total_s=total_s,
         errors=errors,
         finish=_coverage(len(scored), _finish_inside(scored, ended.end_unix_s)),
-        steps=step_coverage(ended),
+        steps=_coverage(ended.num_steps, ended.num_inside),
         settled=tuple(_settled(errors, within) for within in SETTLED_FRAC),
     )
-
-
-def step_coverage(ended: Ended) -> tuple[Coverage, ...]:
-    """Return the coverage of intervals of single steps."""
-    return _coverage(ended.num_steps, ended.num_inside)
 
 
 def _coverage(num: int, num_inside: Mapping[str, int]) -> tuple[Coverage, ...]:

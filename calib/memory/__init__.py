@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         stashed_nbytes,
     )
     from .devices import known_device, known_nbytes
-    from .layout_table import LayoutMemory, needed_nbytes, peaks_nbytes
+    from .layout_table import LayoutMemory
     from .module_memory import ModuleBytes, module_bytes
     from .peak import (
         FITS_PROBABILITY,

@@ -30,21 +30,6 @@ class _Rows:
     """Layers per chunk that each option recomputes as a whole: -1 none, 0 all."""
 
 
-def peaks_nbytes(layouts: Sequence[RunConfig]) -> Floats:
-    """Return the bytes of the fullest stage of each layout, context and communicators included.
-
-    Shape (layouts,).
-    """
-    allocated, overhead = needed_nbytes(layouts)
-    return allocated + overhead
-
-
-def needed_nbytes(layouts: Sequence[RunConfig]) -> tuple[Floats, Floats]:
-    """Return the bytes that the fullest stage of each layout allocates, and those outside the
-    allocator, shape (layouts,) each; all layouts are of one run."""
-    return LayoutMemory().needed_nbytes(layouts)
-
-
 class LayoutMemory:
     """Peak memory of layouts of one run; results shared by several layouts are cached between
     calls."""
@@ -59,7 +44,8 @@ class LayoutMemory:
         self._layers: dict[Hashable, list[ChunkLayers]] = {}
 
     def needed_nbytes(self, layouts: Sequence[RunConfig]) -> tuple[Floats, Floats]:
-        """Return allocated and overhead bytes, as the module's function ``needed_nbytes``.
+        """Return the bytes that the fullest stage of each layout allocates, and those outside the
+        allocator, shape (layouts,) each.
 
         Every entry equals the result of ``memory`` to the byte; layouts with equal pipelines are
         evaluated together.

@@ -68,12 +68,6 @@ RUN_VALUES: Mapping[str, RunValue] = {
     "stop_probability": _once("Probability that the strongest reason to stop holds."),
     "overhead_frac": _once("Overhead of hooks, as a share of a step of the window."),
     "overhead_below_frac": _once("Upper bound of that overhead, if noise hides it."),
-    "window_next_step_error_before_frac": _once(
-        "Error of the next window's step as predicted before a window was learned from."
-    ),
-    "window_next_step_error_after_frac": _once(
-        "Error of the next window's step as predicted after a window was learned from."
-    ),
 }
 """All values that are sent for steps."""
 RATES = (
@@ -94,15 +88,6 @@ SUMMARY_VALUES: Mapping[str, str] = {
     "step_time_error_median_frac": "Predicted over measured step time, less 1, median.",
     "step_time_abs_error_median_frac": "Absolute error of the step time, median.",
     "interval_coverage_frac": "Share of these steps that lay within their 90 % interval.",
-    "windows_next_step_error_before_frac": (
-        "Error of the next window's step by the models before a window, without its sign, median."
-    ),
-    "windows_next_step_error_after_frac": "This error by the models refitted with that window.",
-    "windows_finish_error_before_frac": (
-        "Error of the end by the models before a window, over the time of the whole run, without "
-        "its sign, median."
-    ),
-    "windows_finish_error_after_frac": "This error by the models refitted with that window.",
 }
 """Values added at the end of a run in sinks with a summary, besides rates of the measured step."""
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         WHOLE,
         modules_of,
         num_nodes,
-        other_shardings,
         recomputes,
         states,
     )

@@ -9,7 +9,6 @@ from itertools import combinations
 from typing import Any
 
 from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, unsupported_options_reason
-from ..errors import ConfigError
 from ..layers import CORE_ATTENTION, WITHIN_MOE, BlockKind, RecomputeOption, layer_block_kinds
 from ..workload import (
     Batch,
@@ -156,25 +155,6 @@ def _offloads(layout: RunConfig, changes: dict[str, Any]) -> tuple[float, ...]:
     if not is_able or layout.device == "cpu" or layout.precision is not Precision.BF16:
         return (0.0,)
     return tuple(dict.fromkeys((0.0, current_frac, 1.0)))
-
-
-def other_shardings(layout: RunConfig) -> list[RunConfig]:
-    """Return a layout with every other sharding and overlap that its program supports.
-
-    Custom loops have DDP, FSDP and FSDP in two copies.  Empty if there is one replica.
-    """
-    par = layout.parallelism
-    if par.dp * par.cp == 1:
-        return []
-    deep = shardings(layout) if par.pp == 1 else shardings(layout)[:1]
-    layouts: dict[RunConfig, None] = {}
-    for changes in deep:
-        try:
-            base = replace(layout, parallelism=replace(par, **dict[str, Any](changes)))
-        except ConfigError:
-            continue
-        layouts |= dict.fromkeys(choice.of(base) for choice in states(base, num_nodes(base)))
-    return [one for one in layouts if one != layout]
 
 
 def num_nodes(layout: RunConfig) -> int:

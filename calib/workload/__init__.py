@@ -107,7 +107,6 @@ if TYPE_CHECKING:
         DeviceChoice,
         Flag,
         Goals,
-        MicroBatchChoice,
         OnAdvice,
         Reads,
         RunOptions,

@@ -50,13 +50,6 @@ class Switch(Enum):
     ON = "on"
 
 
-class MicroBatchChoice(Enum):
-    """Search for another micro-batch and recompute within the running layout."""
-
-    OFF = "off"
-    ADVISE = "advise"
-
-
 class TraceChoice(Enum):
     """Tracing of a step or two of the window under Kineto; ``auto``: only on a GPU."""
 
@@ -169,12 +162,6 @@ class Goals:
     gpus: tuple[int, ...] = _option(
         (), "gpus", Reads.COUNTS, "16,32", "other numbers of ranks to plan for",
         shown="as the run", example="8,16",
-    )  # fmt: skip
-    micro_batch: MicroBatchChoice = _option(
-        MicroBatchChoice.OFF, "micro-batch", Reads.CHOICE, "",
-        "`advise` names the micro-batch and the recompute that gain most in the memory that was "
-        "measured; all else stays",
-        example="advise",
     )  # fmt: skip
 
 

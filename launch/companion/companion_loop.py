@@ -30,7 +30,7 @@ from ...calib.forecast import (
 )
 from ...calib.records import Action
 from ...calib.samples import RecentWindows, RunReader, SampleTable
-from ...calib.timeline import MeasuredSpan, measured_spans
+from ...calib.timeline import measured_spans
 from ...calib.workload import OnAdvice
 from ...hooks.process import RESTART_WINDOWS, CompanionSettings
 from ..known import EarlierRuns, absent_in, with_normal
@@ -53,8 +53,6 @@ from ..views import (
     summary_values,
     tables_of,
     wandb_tables,
-    window_values,
-    windows_tables,
     write_answer,
     write_end,
     write_forecast,
@@ -134,7 +132,7 @@ class CompanionLoop:
         self._reader = RunReader(settings.directory, rank.run_id)
         self._windows, self._closed = RecentWindows(), ClosedWindows()
         self._answer: Answer | None = None
-        self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
+        self._shown: SampleTable | None = None
         self._met: tuple[str, ...] = ()
         self._met_before = self._met
         self._next_look_unix_s = self._end_unix_s = 0.0
@@ -252,10 +250,6 @@ class CompanionLoop:
         if has_ended or ended.is_complete:
             track = self._writing(lambda: self._steps.close(place, ended.end_unix_s))
             self._close_answer(ended)
-        if (answer := self._answer) is not None and answer.modelled is not None:
-            # Repeated, because the end now known scores the finishes that windows predicted.
-            tables = wandb_tables(windows_tables(answer))
-            self._sink.tables(self._run.last_iteration, tables)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
@@ -298,7 +292,7 @@ class CompanionLoop:
             self._writing(lambda: write_score(place, score, track))
         if answer is not None and shown is not None:
             self._writing(lambda: write_end(place, answer))
-            self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
+            self._writing(lambda: write_page(place, shown, answer, self._steps))
 
     def report_dropped_events(self, num_events: int) -> None:
         """Log that ``num_events`` events were dropped."""
@@ -380,7 +374,7 @@ class CompanionLoop:
             table,
             request,
             problems=problems,
-            history=seen.history if seen else None,
+            first_error_frac=seen.first_error_frac if seen else None,
             known=self._earlier.steps(table) if table.is_described else (),
             directory=str(self._publisher.shown),
             at_forecast=at_forecast,
@@ -391,7 +385,7 @@ class CompanionLoop:
             self._answer = answer = self._in_the_past(answer, self._ended(now_unix_s))
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
         spans = tuple(measured_spans(run)) if answer.modelled is not None else ()
-        self._shown = table, spans
+        self._shown = table
         self._keep(lambda: write_answer(self._place, table, request, answer, spans, self._steps))
         self._publish_answer(answer, is_repeated=closed.is_repeated)
 
@@ -406,8 +400,6 @@ class CompanionLoop:
         log_line(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
         self._sink.tables(iteration, wandb_tables(tables_of(answer)))
-        if values := window_values(answer):
-            self._sink.step(iteration, values)
         self._orders.follow(answer.decision)
         if answer.is_stop and self._companion_settings.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.advice)

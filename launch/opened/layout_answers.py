@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...calib.advice import (
-    Breadth,
     Candidate,
     Explanation,
     FittingLayouts,
@@ -20,7 +19,6 @@ from ...calib.advice import (
     Scaling,
     WhyNot,
     best_on,
-    breadth,
     compare,
     compute_scaling,
     explain,
@@ -129,11 +127,6 @@ class OnePlan:
         return plan.candidates[:last]
 
     @cached_property
-    def breadth(self) -> Breadth | None:
-        """Lead of the best layout over the next ones, within the intervals."""
-        return breadth(self.plan, self.machine.steps)
-
-    @cached_property
     def best(self) -> BestLayout:
         """First layout that fits, which may be the running one."""
         candidate, ahead = best_on(self.num_ranks, self.plan, self.question.keep), None
@@ -190,7 +183,6 @@ class OnePlan:
             "cost_per_giga_token": best.cost_per_giga_token,
             "whole_run": known(best.whole_run),
             "why": known(self.why),
-            "breadth": known(self.breadth),
             "candidates": [row(one) for one in self.shown],
             "network": network_json(self.machine),
         }
@@ -215,8 +207,6 @@ class OnePlan:
         if self.why is not None:
             yield f"why not {self.question.why}: {self.why.text}"
         yield from _offer(plan)
-        if self.breadth is not None:
-            yield self.breadth.text
         yield from filter(None, [basis])
         yield from plan_notes(plan)
 
@@ -408,15 +398,7 @@ def _one_plan(
         raise ConfigError(no_layout_message(config, num_ranks, question))
     why = None
     if question.why is not None:
-        priced = partial(
-            compare,
-            config,
-            steps=machine.steps,
-            memory_capacity_nbytes=layout_plan.memory_capacity_nbytes,
-            memory_offset_nbytes=machine.memory_offset_nbytes,
-            is_running=machine.runs(config),
-        )
-        why = why_not(question.why, layout_plan, made(question.why), num_ranks, priced)
+        why = why_not(question.why, layout_plan, made(question.why), num_ranks)
     return OnePlan(
         question=question,
         num_ranks=num_ranks,

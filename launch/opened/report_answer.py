@@ -20,7 +20,6 @@ from ..store import (
     SAMPLES,
     Logged,
     finish_line,
-    finite_number,
     object_of_run,
     paths_of,
     read_forecasts,
@@ -28,7 +27,7 @@ from ..store import (
     top_of,
 )
 from ..views import (
-    ANSWER,
+    MODEL_ERROR,
     PAGE,
     REQUEST,
     SCORE,
@@ -45,7 +44,7 @@ from .answer_types import PrintableAnswer
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
 """Tables of a short report, with their maximum number of rows."""
-_NEEDED = ("Problem: ", "Left out by the model: ")
+_NEEDED = ("Problem: ", "Left out by the model: ", MODEL_ERROR)
 """Prefixes of notes that every report includes."""
 
 
@@ -58,13 +57,11 @@ class ReportAnswer(PrintableAnswer):
     answer: Answer
     track: Evaluation | None = None
     """Evaluation of the run's forecasts, once it has ended."""
-    log_problems: tuple[str, ...] = ()
-    """Damaged lines of the forecast log."""
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Problems with the records and the forecast log, such as damage."""
-        return (*self.answer.problems, *self.log_problems)
+        return self.answer.problems
 
     @property
     def run_id(self) -> str:
@@ -106,7 +103,7 @@ class ReportAnswer(PrintableAnswer):
         """Yield a report of one screen: transcript, breakdown of the step, and fastest layouts."""
         tables = self._tables()
         rows = [(table, _BRIEF[table.key]) for table in tables if table.key in _BRIEF]
-        notes = [note for note in self._notes() if note.startswith(_NEEDED)]
+        notes = [note for note in notes_of(self.answer) if note.startswith(_NEEDED)]
         yield from self._sections([replace(one, rows=one.rows[:most]) for one, most in rows], notes)
         if more := len(tables) - len(rows):
             home = quoted(str(self.directory))
@@ -114,13 +111,10 @@ class ReportAnswer(PrintableAnswer):
 
     def parts(self) -> Iterator[Part]:
         """Return transcript, tables and notes, as printed with ``--full``."""
-        return self._sections(self._tables(), self._notes())
+        return self._sections(self._tables(), notes_of(self.answer))
 
     def _tables(self) -> list[ReportTable]:
         return [*tables_of(self.answer), *forecast_tables(self.track)]
-
-    def _notes(self) -> list[str]:
-        return notes_of(replace(self.answer, problems=self.problems))
 
     def _sections(self, tables: Sequence[ReportTable], notes: Sequence[str]) -> Iterator[Part]:
         yield "\n".join(self.transcript)
@@ -134,14 +128,14 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
     """Return the report of a loaded run; raises as ``analyse`` does."""
     saved = _saved_request(directory, loaded.table.run_id)
     request = saved or Request(now_unix_s=_recorded_unix_s(directory, loaded.table.run_id))
+    logged = read_forecasts(top_of(directory)[0])
     answer = analyse(
         loaded.table,
         request,
-        problems=loaded.problems,
+        problems=(*loaded.problems, *logged.problems),
         known=loaded.known,
         directory=str(directory),
     )
-    logged = read_forecasts(top_of(directory)[0])
     answer = _with_the_past(directory, with_normal(answer, directory), request, logged)
     if saved is None and answer.ended is None:
         known = f"from records alone, as of step {answer.forecast.steps_done:,}"
@@ -152,34 +146,17 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
         table=loaded.table,
         answer=answer,
         track=logged.track(answer.run_id),
-        log_problems=logged.problems,
     )
 
 
 def _with_the_past(directory: Path, answer: Answer, request: Request, logged: Logged) -> Answer:
-    """Add the finishes predicted during training, and the run's end, if these were stored."""
-    top, _ = top_of(directory)
-    cached: dict[str, Any] = {}
-    with suppress(RecordError):  # the records still answer if this file is damaged
-        cached = object_of_run(top, ANSWER, answer.run_id) or {}
-    calibration = cached.get("calibration")
-    rows = calibration.get("history") if isinstance(calibration, dict) else None
-    finishes = {}
-    for row in rows if isinstance(rows, list) else []:
-        if isinstance(row, dict) and isinstance(row.get("window"), int):
-            finish_unix_s = [
-                finite_number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")
-            ]
-            finishes[row["window"]] = finish_unix_s[0] or None, finish_unix_s[1] or None
-    if (modelled := answer.modelled) is not None:
-        modelled = replace(modelled, history=modelled.history.with_finishes(finishes))
-    answer = replace(answer, modelled=modelled)
+    """Put the answer into the past, with scores of its predictions, if the run's end is logged."""
     if (ended := logged.ended.get(answer.run_id)) is None:
         return answer
     answer = with_end(answer, ended, request.goals, directory=str(directory))
     score: dict[str, Any] = {}
     with suppress(RecordError):
-        score = object_of_run(top, SCORE, answer.run_id) or {}
+        score = object_of_run(top_of(directory)[0], SCORE, answer.run_id) or {}
     track = logged.track(answer.run_id)
     scores = with_prefix([score_line(score), finish_line(track) if track else ""])
     return replace(answer, transcript=(*answer.transcript, *scores))

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ...calib.answers import Answer
 from ...calib.forecast import (
     AdaptiveInterval,
-    Coverage,
     Ended,
     Evaluation,
     StepTally,
     evaluate,
-    step_coverage,
 )
 from ...calib.records import TIME, hours_remaining, progress, replace_by
 from ...calib.units import format_frac
@@ -298,11 +296,6 @@ class RunLog:
     def seen(self) -> list[SeenStep]:
         """All steps; of many, an evenly spaced sample."""
         return self._seen.values
-
-    @property
-    def step_coverage(self) -> tuple[Coverage, ...]:
-        """Coverage of intervals of single steps so far."""
-        return step_coverage(self.ended("", 0.0, 0))
 
     def close(self, place: Place, end_unix_s: float) -> Evaluation | None:
         """Log the run's end and return the evaluation of its forecasts; None if none was made."""

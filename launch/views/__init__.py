@@ -10,6 +10,7 @@ from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .answer_tables import (
+        MODEL_ERROR,
         BestLayout,
         forecast_tables,
         layouts_table,
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
         summary_values,
         tables_of,
         wandb_tables,
-        window_values,
-        windows_tables,
     )
     from .answers import (
-        ANSWER,
         PAGE,
         REQUEST,
         SCORE,
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
         write_score,
     )
     from .canvas import Drawing
-    from .charts import finish_chart, timeline_chart, waterfall
+    from .charts import finish_chart, waterfall
     from .explain_text import difference_lines, difference_markdown, explanation_parts
     from .progress import search_effort, waiting
     from .table import (

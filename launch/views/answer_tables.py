@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...calib.advice import (
@@ -18,7 +17,6 @@ from ...calib.advice import (
     Scaling,
     axis_value,
     exclusion_reason,
-    recompute_text,
 )
 from ...calib.fit import Source
 from ...calib.forecast import (
@@ -49,7 +47,6 @@ from .table import (
 )
 
 if TYPE_CHECKING:
-    from ...calib.advice import MicroBatchAdvice
     from ...calib.answers import Answer, Modelled
     from ...calib.drift import Clock
 
@@ -63,6 +60,8 @@ NUM_RANKS = 64
 NUM_FORECASTS = 12
 """Maximum number of forecasts listed, evenly spaced, and the last one."""
 PPM = 1e6
+MODEL_ERROR = "Model error: "
+"""Beginning of the note on the modelled step against the measured one."""
 
 
 def tables_of(answer: Answer) -> list[ReportTable]:
@@ -76,8 +75,6 @@ def tables_of(answer: Answer) -> list[ReportTable]:
             *_parts_and_work(modelled, answer.measured_step_s),
             *_models(modelled),
             layouts_table(modelled.plan, remaining_run=answer.remaining_run),
-            micro_batch_table(modelled.micro_batch),
-            *windows_tables(answer),
             *_waits(modelled),
             *_stragglers(modelled),
             _decided(answer),
@@ -145,30 +142,9 @@ def _decided(answer: Answer) -> ReportTable:
     )
 
 
-def window_values(answer: Answer) -> dict[str, float]:
-    """Return values for sinks after a window's answer: the previous window's prediction errors."""
-    errors_frac = {
-        f"window_next_step_error_{when}_frac": getattr(score, f"next_{when}_frac")
-        for score in answer.window_scores[-2:-1]
-        for when in ("before", "after")
-    }
-    return {name: value for name, value in errors_frac.items() if value is not None}
-
-
 def summary_values(answer: Answer) -> dict[str, float | str]:
-    """Return values for sinks at the end: the decision, errors of windows, throughput of the
-    measured step.
-
-    Errors are medians of absolute errors before and after the refits, over windows that have both.
-    """
-    medians_frac: dict[str, float] = {}
-    for name, key in (("next_step", "next"), ("finish", "finish")):
-        ends = [f"{key}_{when}_frac" for when in ("before", "after")]
-        pairs = [[getattr(score, end) for end in ends] for score in answer.window_scores]
-        both = [[abs(value) for value in pair] for pair in pairs if None not in pair]
-        for when, values in zip(("before", "after"), zip(*both, strict=True), strict=False):
-            medians_frac[f"windows_{name}_error_{when}_frac"] = median(values)
-    return {**answer.decision_texts, **medians_frac, **answer.rates}
+    """Return values for sinks at the end: the decision, and throughput of the measured step."""
+    return {**answer.decision_texts, **answer.rates}
 
 
 def _measured(answer: Answer) -> Iterator[ReportTable]:
@@ -293,37 +269,6 @@ def _models(answer: Modelled) -> Iterator[ReportTable]:
     )
 
 
-def windows_tables(answer: Answer) -> list[ReportTable]:
-    """Return tables of each window's errors, and of its errors on the next step and the finish."""
-    errors_table = table_of(
-        "windows",
-        "Errors from window to window, before each refit and after it",
-        [score.error for score in answer.window_scores],
-        {
-            "window": lambda error: whole_cell(error.window),
-            "rows": lambda error: whole_cell(error.num_rows),
-            "measured": lambda error: time_cell(error.measured_s),
-            "step before": lambda error: _signed(error.before_frac),
-            "step after": lambda error: _signed(error.after_frac),
-            "ops before": lambda error: _signed(error.operator_before_frac),
-            "ops after": lambda error: _signed(error.operator_after_frac),
-        },
-    )
-    ahead = table_of(
-        "windows_ahead",
-        "How well each window predicted the next one's step and the finish",
-        answer.window_scores,
-        {
-            "window": lambda score: whole_cell(score.error.window),
-            "next step before": lambda score: _signed(score.next_before_frac),
-            "next step after": lambda score: _signed(score.next_after_frac),
-            "finish before": lambda score: _signed(score.finish_before_frac),
-            "finish after": lambda score: _signed(score.finish_after_frac),
-        },
-    )
-    return [errors_table, ahead]
-
-
 def _waits(answer: Modelled) -> Iterator[ReportTable]:
     step_s, waits, last = answer.waiting.step_s, answer.skew_s, answer.waiting.last_frac
     yield table_of(
@@ -395,12 +340,12 @@ def _notes(answer: Answer, modelled: Modelled) -> Iterator[str]:
         yield f"Stragglers: {modelled.waiting.slow.reason}."
     if modelled.config.unmodelled:
         yield "Left out by the model: " + ", ".join(modelled.config.unmodelled) + "."
-    if modelled.history.errors:
-        against = "the newest forecast of it" if answer.ended_unix_s is None else "the end"
+    first_frac = modelled.first_error_frac
+    last_frac = modelled.step.error_frac(answer.measured_step_s)
+    if first_frac is not None and first_frac != last_frac:
         yield (
-            "Windows: 'before' uses the windows up to then, 'after' this window's rows as "
-            "well. Next step: that of the following window. Finish: how much too late it was "
-            f"predicted, as a share of the whole run, against {against}."
+            f"{MODEL_ERROR}{format_frac(abs(first_frac))} of the step after the first window, "
+            f"{format_frac(abs(last_frac))} after the newest."
         )
     yield from measurement_hints(modelled.plan)
     if modelled.config.device == "cpu":
@@ -480,30 +425,6 @@ def layouts_table(
         ),
         late=("memory", "90 %", "fits"),
         folded="layout",
-    )
-
-
-def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
-    """Return the best recompute for each micro-batch that fits in measured memory; maybe empty."""
-    choices = advice.choices if advice is not None else ()
-    best = advice.best if advice is not None else None
-    return table_of(
-        "micro_batches",
-        "Micro-batch and recompute in the measured memory",
-        choices,
-        {
-            "micro-batch": lambda row: (
-                str(row.config.batch.micro_batch_size) + (" (best)" if row is best else "")
-            ),
-            "recompute": lambda row: recompute_text(row.config),
-            **_STEP,
-            **_AGAINST,
-            **throughput_cells(choices, None),
-            "memory": _FITS["memory"],
-            "fits with probability": lambda row: count_cell(row.fit_probability or 0.0, ".2f"),
-        },
-    ).with_spare_columns(
-        *SPARE, TOKENS, "against running", late=("memory", "90 %"), folded="recompute"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -29,7 +29,7 @@ from ...calib.answers import (
     run_line,
     step_trace,
 )
-from ...calib.forecast import Coverage, Evaluation, PastForecast, remaining_run_cost, step_coverage
+from ...calib.forecast import Evaluation, PastForecast, remaining_run_cost
 from ...calib.records import CREATED, OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
 from ...calib.shell import joined, printable_lines, quoted
@@ -52,15 +52,10 @@ from ..store import (
 )
 from ..views.canvas import CHART, Drawing, schemes
 from ..views.charts import (
-    coverage_chart,
     finish_chart,
     layouts_chart,
-    memory_chart,
     steps_chart,
-    timeline_chart,
-    waiting_chart,
     waterfall,
-    work_chart,
 )
 from .answer_tables import (
     NUM_LAYOUTS,
@@ -111,7 +106,7 @@ def write_answer(
     if run_log is not None:
         writes[home / STEPS] = lambda: write_steps(place, run_log)
     writes[place.directory / FORECASTS] = lambda: append_forecast(place, answer)
-    writes[home / PAGE] = lambda: write_page(place, table, answer, measured, run_log)
+    writes[home / PAGE] = lambda: write_page(place, table, answer, run_log)
     write_each(writes.items())
 
 
@@ -166,76 +161,49 @@ class Page:
     notes: Sequence[str] = ()
     steps: Sequence[StepPoint] = ()
     made: Sequence[PastForecast] = ()
-    step_coverage: Sequence[Coverage] = ()
-    """Coverage of intervals of single steps so far."""
     track: Evaluation | None = None
     """Evaluation of forecasts, once the run has ended."""
     end_unix_s: float | None = None
-    spans: Sequence[MeasuredSpan] = ()
 
 
 def write_page(
-    place: Place,
-    table: SampleTable,
-    answer: Answer,
-    measured: Sequence[MeasuredSpan] = (),
-    run_log: RunLog | None = None,
+    place: Place, table: SampleTable, answer: Answer, run_log: RunLog | None = None
 ) -> None:
     """Replace ``report.html``.
 
     Forecasts and the end are read from ``forecasts.jsonl`` at the top level.  ``run_log`` is the
     companion's log; without it, the steps of windows are shown.
     """
-    page = page_of(place.directory, table, answer, measured, run_log)
+    page = page_of(place.directory, table, answer, run_log)
     write_text(place.path / PAGE, render(page, directory=str(place.directory)))
 
 
 def page_of(
-    directory: Path,
-    table: SampleTable,
-    answer: Answer,
-    measured: Sequence[MeasuredSpan] = (),
-    run_log: RunLog | None = None,
+    directory: Path, table: SampleTable, answer: Answer, run_log: RunLog | None = None
 ) -> Page:
     """Return the content of an answer's page."""
     logged = read_forecasts(directory)
+    problems = tuple(dict.fromkeys((*answer.problems, *logged.problems)))
     ended = logged.ended.get(answer.run_id)
-    seen = run_log.step_coverage if run_log else ()
-    if run_log is None and ended is not None:
-        seen = step_coverage(ended)
     return Page(
         answer=answer,
-        notes=(*notes_of(answer), *logged.problems),
+        notes=notes_of(replace(answer, problems=problems)),
         steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
         made=logged.made.get(answer.run_id, ()),
-        step_coverage=seen,
         track=logged.track(answer.run_id),
         end_unix_s=ended.end_unix_s if ended is not None and ended.is_complete else None,
-        spans=measured,
     )
 
 
 def figures(page: Page) -> Figures:
     """Return the charts that have data."""
-    finish = page.track.finish if page.track is not None else ()
     makers: dict[str, Make] = {
         "finish": lambda width: finish_chart(page.made, page.end_unix_s, width),
         "steps": lambda width: steps_chart(page.steps, width),
-        "held": lambda width: coverage_chart(page.step_coverage, finish, width),
     }
     if (known := page.answer.modelled) is not None:
-        running, plan, rows = (
-            known.running_estimate,
-            known.plan,
-            known.plan.candidates[:NUM_LAYOUTS],
-        )
-        makers |= {
-            "layouts": lambda width: layouts_chart(plan, rows, width),
-            "memory": lambda width: memory_chart(plan, rows, width),
-            "timeline": lambda width: timeline_chart(running.spans, page.spans, width),
-            "work": lambda width: work_chart(running.contributions, running.time_s, width),
-            "waiting": lambda width: waiting_chart(known.skew_s, width),
-        }
+        rows = known.plan.candidates[:NUM_LAYOUTS]
+        makers["layouts"] = partial(layouts_chart, known.plan, rows)
         for key, explained in zip(("running", "advised"), known.explained, strict=False):
             makers[key] = partial(waterfall, explained)
     drawn = ((key, make(WIDE), make(NARROW)) for key, make in makers.items())

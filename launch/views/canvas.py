@@ -67,13 +67,10 @@ class Canvas:
         ends = f' text-anchor="{anchor}"' if anchor != "start" else ""
         self._parts.append(f"<text{_at(at)}{ends}{_class(kind)}>{escape(text)}{title}</text>")
 
-    def rect(self, at: Point, size: Point, kind: str, *, shown: str = "") -> None:
+    def rect(self, at: Point, size: Point, kind: str) -> None:
         """Add a rectangle by its upper left corner."""
         sizes = f'width="{_px(max(0.0, size[0]))}" height="{_px(size[1])}"'
-        shape = f"<rect{_at(at)} {sizes}{_class(kind)}"
-        self._parts.append(
-            f"{shape}><title>{escape(shown)}</title></rect>" if shown else f"{shape}/>"
-        )
+        self._parts.append(f"<rect{_at(at)} {sizes}{_class(kind)}/>")
 
     def line(self, begin: Point, end: Point, kind: str) -> None:
         """Add a straight line."""
@@ -96,13 +93,10 @@ class Canvas:
             marks = "".join(f"M{_px(x)} {_px(y)}h0" for x, y in points)
             self._parts.append(f'<path d="{marks}"{_class(kind)}/>')
 
-    def ring(self, at: Point, radius: float, kind: str, *, shown: str = "") -> None:
+    def ring(self, at: Point, radius: float, kind: str) -> None:
         """Add a circle."""
-        title = f"<title>{escape(shown)}</title>" if shown else ""
         x, y = map(_px, at)
-        self._parts.append(
-            f'<circle cx="{x}" cy="{y}" r="{_px(radius)}"{_class(kind)}>{title}</circle>'
-        )
+        self._parts.append(f'<circle cx="{x}" cy="{y}" r="{_px(radius)}"{_class(kind)}/>')
 
     def legend(self, at: Point, names: Sequence[tuple[str, str]]) -> int:
         """Add names with their symbols, in rows.
@@ -114,7 +108,7 @@ class Canvas:
             wide = _SIGN + text_width(name)
             if x > at[0] and x + wide > self.width - 4:
                 x, y = at[0], y + 20
-            if kind.endswith(("-line", "dashed", "limit", "error")):
+            if kind.endswith(("-line", "limit", "error")):
                 self.line((x, y - 4), (x + 14, y - 4), kind)
             elif kind.endswith("-ring"):
                 self.ring((x + 7, y - 4), 4, kind)
@@ -179,14 +173,12 @@ _COLOURS = {
     "line": ("#d9dde2", "#3a4048"),
     "blue": ("#0072b2", "#56b4e9"),
     "orange": ("#c14e00", "#f28c4e"),
-    "amber": ("#a86a00", "#e6b045"),
     "green": ("#00785a", "#3fc79a"),
-    "purple": ("#a04f83", "#d99bc3"),
     "grey": ("#747b84", "#949ba4"),
 }
 LIGHT: Mapping[str, str] = {name: light for name, (light, _) in _COLOURS.items()}
 DARK: Mapping[str, str] = {name: dark for name, (_, dark) in _COLOURS.items()}
-HUES = ("blue", "orange", "amber", "green", "purple", "grey")
+HUES = ("blue", "orange", "green", "grey")
 
 
 def schemes(selector: str) -> str:
@@ -223,9 +215,7 @@ CHART = "\n".join(
         *(f".chart .{hue}-band {{ fill: var(--{hue}); opacity: .18; }}" for hue in HUES),
         ".chart .grey-ring { fill: var(--page); stroke: var(--grey); stroke-width: 2; }",
         ".chart .large { stroke-width: 8; }",
-        ".chart .dashed { stroke-dasharray: 6 4; }",
         ".chart .ring { fill: none; stroke: var(--ink); stroke-width: 2; }",
-        ".chart .bar { stroke: var(--page); stroke-width: .6; }",
     )
 )
 """Styles of chart elements, by class."""
@@ -332,7 +322,6 @@ class Plot(Canvas):
         *,
         left: int = 60,
         factor: float = 1.0,
-        x_factor: float = 1.0,
         has_moments: bool = False,
     ) -> None:
         super().__init__(*size)
@@ -347,7 +336,7 @@ class Plot(Canvas):
             self.line((self.x.begin, at), (self.x.end, at), "grid")
             self.text((left - 8, at + 4), tick.text, "faint", anchor="end")
         base, most = self.y.begin, most_ticks(self.x.end - left, example)
-        for tick in round_ticks(low, high, most, factor=x_factor):
+        for tick in round_ticks(low, high, most):
             at = self.x(tick.value)
             self.line((at, base), (at, base + 4), "grid")
             self.text((at, base + 18), tick.text, "faint", anchor="middle")

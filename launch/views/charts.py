@@ -1,17 +1,16 @@
-"""Charts of an answer: the run over time, layouts, the step's breakdown, and memory."""
+"""Charts of an answer: the run over time, layouts, and the step's terms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...calib.advice import Candidate, Difference, Explained, Explanation, Plan, TermTime
 from ...calib.answers import format_moment
-from ...calib.forecast import Coverage, PastForecast
-from ...calib.memory import MemoryEstimate, Verdict
-from ...calib.steps import Contribution
-from ...calib.timeline import TERM_TEXTS, MeasuredSpan, Span, TaskKind
+from ...calib.forecast import PastForecast
+from ...calib.memory import Verdict
+from ...calib.timeline import TERM_TEXTS
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
 from ..store import StepPoint
 from .canvas import (
@@ -21,20 +20,13 @@ from .canvas import (
     Point,
     Scale,
     elided,
-    most_ticks,
     padded,
-    round_ticks,
     seconds_unit,
     text_width,
 )
 
 NUM_DRAWN = 400
 """Maximum number of points of a line, evenly spaced over the run."""
-NUM_BARS = 24
-NUM_SPANS = 700
-"""Maximum number of bars of a timeline; the longest are drawn."""
-NUM_STAGES = 8
-"""Maximum number of stages of a timeline; of more, an evenly spaced selection is drawn."""
 WIDTH = 820
 _SHOW_SECONDS_BELOW_S = 1800.0
 _ROW, _BAR, _TOP = 22, 14, 27
@@ -45,7 +37,6 @@ _RUNNING, _OTHER, _REFUSED = "orange-dots large", "blue-dots large", "grey-ring"
 _NEAR = 3.0
 """Ratio of capacity to largest need above which the capacity line is omitted."""
 _Box: TypeAlias = "tuple[float, float, float, float]"
-_Spans: TypeAlias = "Sequence[Span | MeasuredSpan]"
 
 
 def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
@@ -132,42 +123,6 @@ def finish_chart(
     return plot.finished("End of the run by each forecast", text)
 
 
-def coverage_chart(
-    steps: Sequence[Coverage], finish: Sequence[Coverage], width: int
-) -> Drawing | None:
-    """Chart observed against nominal coverage of intervals; None without observations."""
-    lines = [
-        (f"{name} ({seen[0].num})", line, seen)
-        for name, line, coverages in (
-            ("single steps", "blue-line", steps),
-            ("finish", "orange-line dashed", finish),
-        )
-        if (seen := [one for one in coverages if one.num])
-    ]
-    if not lines:
-        return None
-    plot = Plot(
-        (min(width, 420), 300),
-        [("as stated", "grey-line"), *((name, line) for name, line, _ in lines)],
-        ((0.0, 1.0), "100"),
-        (0.0, 1.0),
-        ("interval, %", "held, %"),
-        factor=100,
-        x_factor=100,
-    )
-    plot.path(plot.on((0.0, 1.0), (0.0, 1.0)), "grey-line")
-    texts = []
-    for name, line, seen in lines:
-        points = plot.on([s.nominal_frac for s in seen], [s.observed_frac for s in seen])
-        plot.path(points, line)
-        plot.dots(points, f"{line.partition('-')[0]}-dots")
-        nominal, observed = (
-            format_frac(one) for one in (seen[-1].nominal_frac, seen[-1].observed_frac)
-        )
-        texts.append(f"{name}: the {nominal} intervals contained {observed}")
-    return plot.finished("Coverage of intervals", "; ".join(texts))
-
-
 def _thinned(values: Sequence) -> Sequence:
     """Return an evenly spaced sample of the values, including the last."""
     every = -(-len(values) // NUM_DRAWN) or 1
@@ -185,84 +140,6 @@ class Bar:
     begin: float = 0.0
     spread: tuple[float, float] | None = None
     """90 % interval of the end."""
-    stack: tuple[tuple[str, float], ...] = ()
-    """Hues and lengths of stacked segments; empty for a plain bar."""
-
-
-def work_chart(
-    contributions: Sequence[Contribution], step_time_s: float, width: int
-) -> Drawing | None:
-    """Chart the work of the critical stage as shares of the step; small parts share a bar."""
-    works = sorted(contributions, key=lambda one: -one.time_s)
-    names = [f"{w.name} {w.phase or format_bytes(w.nbytes)}" for w in works]
-    hues = ["blue" if w.phase else "green" for w in works]
-    shown = list(zip(names, [w.time_s for w in works], hues, strict=True))
-    if rest_s := sum(one.time_s for one in works[NUM_BARS:]):
-        shown[NUM_BARS:] = [(f"{len(works) - NUM_BARS} others", rest_s, "grey")]
-    bars = [
-        Bar(
-            name=name.strip(),
-            end=time_s,
-            text=f"{format_frac(time_s / step_time_s)} · {format_time(time_s)}",
-            hue=hue,
-        )
-        for name, time_s, hue in shown[: NUM_BARS + 1]
-    ]
-    legend = [("operators", "blue"), ("transfers, before overlap", "green")]
-    whole = f"a simulated step of {format_time(step_time_s)}, before waiting for other ranks"
-    return bars_chart(f"Work of the critical stage, as shares of {whole}", bars, legend, width)
-
-
-def waiting_chart(waits_s: Mapping[int, float], width: int) -> Drawing | None:
-    """Chart how long each rank waits for later ones; of many, those that wait least and most."""
-    ranks = sorted(waits_s, key=lambda rank: waits_s[rank])
-    if len(ranks) > NUM_BARS:
-        ranks = [*ranks[: NUM_BARS // 2], *ranks[-NUM_BARS // 2 :]]
-    bars = [
-        Bar(name=f"rank {rank}", end=waits_s[rank], text=format_time(waits_s[rank]))
-        for rank in sorted(ranks)
-    ]
-    return bars_chart("Waiting for later ranks, in each step", bars, [], width)
-
-
-def memory_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing | None:
-    """Chart the memory of the fullest device by part, in the running layout and in ``rows`` of its
-    plan, with the device's capacity."""
-    shown = [("running", plan.running), *((str(n), one) for n, one in enumerate(rows, 1))]
-    bars = [
-        Bar(
-            name=name,
-            end=one.memory.total_nbytes,
-            text=format_bytes(one.memory.total_nbytes),
-            stack=_memory_stack(one.memory),
-        )
-        for name, one in shown
-    ]
-    capacity, most = plan.memory_capacity_nbytes, max(bar.end for bar in bars)
-    title = "Memory of the fullest device, by part"
-    if capacity is not None:
-        title += f", of {format_bytes(capacity)}"
-    limit = capacity if capacity is not None and capacity < _NEAR * most else None
-    names = [(name, hue) for name, hue in _MEMORY.values()]
-    text = ", ".join(f"{bar.name}: {bar.text}" for bar in bars)
-    return bars_chart(title, bars, [*dict.fromkeys(names)], width, text=text, limit=limit)
-
-
-def _memory_stack(memory: MemoryEstimate) -> tuple[tuple[str, float], ...]:
-    return tuple((hue, getattr(memory, f"{part}_nbytes")) for part, (_, hue) in _MEMORY.items())
-
-
-_MEMORY = {
-    "weights": ("weights", "blue"),
-    "grads": ("gradients", "orange"),
-    "optimizer": ("optimizer", "purple"),
-    "activations": ("activations and logits", "green"),
-    "logits": ("activations and logits", "green"),
-    "scratch": ("buffers and context", "grey"),
-    "overhead": ("buffers and context", "grey"),
-    "offset": ("measured beyond these", "amber"),
-}
-"""Name and hue of each part of the estimate."""
 
 
 def waterfall(explanation: Explanation, width: int = WIDTH) -> Drawing:
@@ -284,7 +161,6 @@ def waterfall(explanation: Explanation, width: int = WIDTH) -> Drawing:
         [*names, ("90 % interval", "error")],
         width,
         text=explanation.sentence,
-        is_linked=True,
     )
     return drawing or Canvas(width, _TOP).finished(title, explanation.sentence)
 
@@ -340,12 +216,9 @@ def bars_chart(
     names: Sequence[tuple[str, str]],
     width: int,
     *,
-    text: str = "",
-    limit: float | None = None,
-    is_linked: bool = False,
+    text: str,
 ) -> Drawing | None:
-    """Draw a row for each bar; linked bars are joined to the end of the one above.  None if no bar
-    has a length.  ``limit`` is a vertical line."""
+    """Draw a row for each bar, joined to the end of the one above.  None if no bar has a length."""
     ends = [end for bar in bars for end in (bar.begin, bar.end, *(bar.spread or ()))]
     if max(ends, default=0.0) <= 0:
         return None
@@ -353,22 +226,16 @@ def bars_chart(
     right = max(text_width(bar.text) for bar in bars) + 14
     top = _TOP if names else 5
     canvas = Canvas(width, top + 3 + _ROW * len(bars) + 8)
-    if limit is not None:
-        names = [*names, ("memory of a device", "limit")]
     if names:
         top += canvas.legend((left, 16), names)
-    most = max(*ends, limit or 0.0)
-    x = Scale(low=min(0.0, *ends), high=most, begin=left, end=width - right)
+    x = Scale(low=min(0.0, *ends), high=max(ends), begin=left, end=width - right)
     for place, bar in enumerate(bars):
         y = top + place * _ROW
         _draw_bar(canvas, bar, x, y)
-        if is_linked and place + 1 < len(bars):
+        if place + 1 < len(bars):
             at = x(bar.end)
             canvas.line((at, y + 4 + _BAR), (at, y + _ROW + 4), "grid")
-    if limit is not None:
-        canvas.line((x(limit), top), (x(limit), top + _ROW * len(bars)), "limit")
-    shown = text or "; ".join(f"{bar.name} {bar.text}" for bar in bars[:6])
-    return canvas.finished(title, shown)
+    return canvas.finished(title, text)
 
 
 def _draw_bar(canvas: Canvas, bar: Bar, x: Scale, top: float) -> None:
@@ -378,12 +245,7 @@ def _draw_bar(canvas: Canvas, bar: Bar, x: Scale, top: float) -> None:
     name = elided(bar.name, x.begin - 10)
     shown = bar.name if name != bar.name else ""
     canvas.text((x.begin - 8, top + 15), name, anchor="end", shown=shown)
-    at = bar.begin
-    for hue, length in bar.stack or ((bar.hue, 0.0),):
-        size = x(at + length) - x(at) if bar.stack else high - low
-        if size or not bar.stack:
-            canvas.rect((x(at) if bar.stack else low, top + 4), (size, _BAR), hue)
-        at += length
+    canvas.rect((low, top + 4), (high - low, _BAR), bar.hue)
     if bar.spread is not None:
         ends = [(x(end), top + 4 + _BAR / 2) for end in bar.spread]
         canvas.line(ends[0], ends[1], "error")
@@ -502,100 +364,3 @@ def _layouts_text(plan: Plan, rows: Sequence[Candidate]) -> str:
         f"{format_time(best.step_time_s)}, {best.change_text}, in "
         f"{format_bytes(best.memory.total_nbytes)}"
     )
-
-
-_TASKS = {
-    TaskKind.FORWARD: ("forward", "blue"),
-    TaskKind.BACKWARD: ("backward", "orange"),
-    TaskKind.EXCHANGE: ("messages", "grey"),
-    TaskKind.TRANSFER: ("messages", "grey"),
-    TaskKind.REDUCE: ("gradients and parameters", "green"),
-    TaskKind.GATHER: ("gradients and parameters", "green"),
-    TaskKind.OPTIMIZER: ("optimizer", "purple"),
-    TaskKind.HOST: ("host", "grey"),
-}
-_LANE, _GAP, _LANES_TOP, _LEFT = 18, 12, 56, 128
-_STEPS = "predicted is the timeline before waiting, measured a single step with its hooks"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lane:
-    name: str
-    spans: _Spans
-    is_last: bool
-    """True for the last lane of its stage."""
-
-    @property
-    def height(self) -> int:
-        return _LANE + 2 + _GAP * self.is_last
-
-    @property
-    def end_s(self) -> float:
-        return max(one.end_s for one in self.spans)
-
-
-def timeline_chart(
-    predicted: Sequence[Span], measured: Sequence[MeasuredSpan], width: int
-) -> Drawing | None:
-    """Chart passes, messages, gradients and optimizer of each stage on one scale; None without
-    spans.  The first rank of each stage is shown."""
-    lanes = _lanes(predicted, measured)
-    if not lanes:
-        return None
-    canvas = Canvas(width, _LANES_TOP + sum(lane.height for lane in lanes) + 40)
-    most_s = max(lane.end_s for lane in lanes)
-    factor, unit = seconds_unit(most_s)
-    x = Scale(low=0.0, high=most_s, begin=_LEFT, end=width - 16)
-    seen = {_TASKS[one.kind] for lane in lanes for one in lane.spans}
-    names = [one for one in dict.fromkeys(_TASKS.values()) if one in seen]
-    top = _LANES_TOP + canvas.legend((8, 16), names)
-    lengths = sorted((s.end_s - s.start_s for lane in lanes for s in lane.spans), reverse=True)
-    least_s, y = lengths[min(NUM_SPANS, len(lengths)) - 1], float(top)
-    for lane in lanes:
-        canvas.text((_LEFT - 8, y + 13), lane.name, "faint", anchor="end")
-        for one in lane.spans:
-            if one.end_s - one.start_s >= least_s:
-                _draw_span(canvas, one, x, y)
-        y += lane.height
-    for tick in round_ticks(0.0, most_s, most_ticks(x.end - _LEFT, "0.000"), factor=factor):
-        at = x(tick.value)
-        canvas.line((at, top - 4), (at, y - _GAP + 4), "grid")
-        canvas.text((at, y + 8), tick.text, "faint", anchor="middle")
-    canvas.text((width - 16, y + 26), f"time in the step, {unit}", "faint", anchor="end")
-    ends = [
-        f"{lane.name}: {len(lane.spans)} parts, the last ends at {format_time(lane.end_s)}"
-        for lane in lanes
-    ]
-    # State this, since readers compare both with the measured step that gains refer to.
-    return canvas.finished("One step, predicted and measured", "; ".join([_STEPS, *ends]))
-
-
-def _draw_span(canvas: Canvas, one: Span | MeasuredSpan, x: Scale, y: float) -> None:
-    name, hue = _TASKS[one.kind]
-    # Messages overlap the passes of their stage, so they are thin bars at the bottom of the lane.
-    top, high = (y + _LANE - 5, 4) if name == "messages" else (y, _LANE)
-    number = f" {one.microbatch}" if one.microbatch >= 0 else ""
-    shown = f"{name}{number}: {format_time(one.end_s - one.start_s)}"
-    size = (max(0.6, x(one.end_s) - x(one.start_s)), high)
-    canvas.rect((x(one.start_s), top), size, f"bar {hue}", shown=shown)
-
-
-def _lanes(predicted: Sequence[Span], measured: Sequence[MeasuredSpan]) -> list[_Lane]:
-    stages = sorted({span.stage for span in predicted} | {span.stage for span in measured})
-    if len(stages) > NUM_STAGES:
-        last = len(stages) - 1
-        stages = [stages[round(place * last / (NUM_STAGES - 1))] for place in range(NUM_STAGES)]
-    lanes = []
-    for stage in stages:
-        stage_spans = [span for span in measured if span.stage == stage]
-        first = min((span.rank for span in stage_spans), default=None)
-        pairs: list[tuple[str, _Spans]] = [
-            (f"stage {stage} predicted", [span for span in predicted if span.stage == stage]),
-            (f"rank {first} measured", [span for span in stage_spans if span.rank == first]),
-        ]
-        drawn = [(name, spans) for name, spans in pairs if spans]
-        lanes += [
-            _Lane(name=name, spans=spans, is_last=place == len(drawn) - 1)
-            for place, (name, spans) in enumerate(drawn)
-        ]
-    return lanes

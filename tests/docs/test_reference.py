@@ -20,7 +20,7 @@ from forerun.calib.workload.run_options import options
 from forerun.launch.store.publishing import PUBLISHED
 from forerun.launch.verbs.arguments import FILE_NAMES, FILES, ExitCode
 from forerun.launch.verbs.run import SCRIPT, STOP_EXIT_CODE
-from forerun.launch.views.answer_tables import summary_values, window_values
+from forerun.launch.views.answer_tables import summary_values
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -126,14 +126,10 @@ def test_every_file_that_is_published_has_a_line() -> None:
 
 
 def test_every_value_of_a_run_and_of_its_end_has_a_line() -> None:
-    window = SimpleNamespace(
-        next_before_frac=0.2, next_after_frac=0.1, finish_before_frac=0.2, finish_after_frac=0.1
-    )
     rates = {"tokens_per_s": 1.0}
     texts = {"decision": "continue", "advice": "decision: keep running"}
-    answer: Any = SimpleNamespace(window_scores=[window] * 3, rates=rates, decision_texts=texts)
+    answer: Any = SimpleNamespace(rates=rates, decision_texts=texts)
     assert summary_values(answer).keys() - rates.keys() <= SUMMARY_VALUES.keys()
-    assert window_values(answer).keys() <= RUN_VALUES.keys()
     documented = {cell.strip("`") for cell in first_cells(page("values.md"))}
     assert documented >= RUN_VALUES.keys() | SUMMARY_VALUES.keys()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,7 @@ def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> 
     assert table.steps["window"].nunique() <= NUM_WINDOWS + 1
     answer = json.loads((home / "answer.json").read_text(encoding="utf-8"))
     calibration = answer["calibration"]
-    history = calibration["history"]
-    assert len(history) == len({row["window"] for row in history}) <= num_windows
-    for row, following in pairwise(history):
-        assert row["next_after_frac"] == pytest.approx(following["before_frac"])
-    assert calibration["finish_errors_against"] == "end"
-    ended_unix_s = read_forecasts(home).ended[run.run_id].end_unix_s
-    verdicts_path = [row for row in history if row["finish_after_unix_s"] is not None]
-    total_s = {
-        round((row["finish_after_unix_s"] - ended_unix_s) / row["finish_after_frac"], 3)
-        for row in verdicts_path
-    }
-    assert len(total_s) == 1
+    assert abs(calibration["error_frac"]) < 1.0 and abs(calibration["first_error_frac"]) < 1.0
+    track = read_forecasts(home).track(run.run_id)
+    assert track is not None and track.is_complete and track.errors
     assert json.loads((home / "decision.json").read_text(encoding="utf-8"))["run_id"] == run.run_id

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from every_sharding import other_shardings
 from planted_steps import steps_of
 
 from forerun.calib.advice.planning import converter, plan
 from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.peak import Verdict
-from forerun.calib.search.space import other_shardings
 from forerun.calib.workload.config import (
     Cadence,
     CheckpointForm,

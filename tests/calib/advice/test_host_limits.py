@@ -11,14 +11,13 @@ import pytest
 from every_layout import best_of_every, row
 from planted_steps import steps_of
 
-from forerun.calib.advice.micro_batch import micro_batch_layouts
 from forerun.calib.advice.planning import Plan, exclusion_reason, plan
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, unsupported_options_reason
 from forerun.calib.search.results import Effort, MemoryBudget
 from forerun.calib.steps.model import FittedSteps
-from forerun.calib.workload.config import Precision, Recompute, RunConfig
+from forerun.calib.workload.config import Precision, RunConfig
 
 Layout = Callable[..., RunConfig]
 LACKS = {
@@ -118,14 +117,3 @@ def test_a_loop_of_ones_own_has_no_options_to_lack(
     assert exclusion_reason(running) == ""
     free, bound = (plan(one, steps_of(planted())) for one in (replace(running, absent=()), running))
     assert [one.config for one in bound.candidates] == [one.config for one in free.candidates]
-
-
-def test_micro_batches_are_those_that_can_be_asked_for(layout: Layout) -> None:
-    free = running_with(layout)
-    every = micro_batch_layouts(free)
-    for absent in (*LACKS.values(), ("--micro-batch-size", "--recompute-granularity")):
-        running = replace(free, absent=absent)
-        able = {one for one in every if not unsupported_options_reason(one, running)}
-        assert set(micro_batch_layouts(running)) == able
-    limited = replace(free, recompute=Recompute.FULL, absent=("--recompute-granularity",))
-    assert limited in micro_batch_layouts(limited)

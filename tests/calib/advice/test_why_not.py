@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.alternatives import WhyNot, why_not
-from forerun.calib.advice.planning import Plan, compare, plan
+from forerun.calib.advice.obstacles import WhyNot, why_not
+from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.peak import Verdict
 
@@ -32,14 +31,8 @@ def explain(layout: Callable[..., Any], planted: Callable[..., Any]) -> Explain:
                 **constraints,
             )
 
-        priced = partial(compare, config, steps=steps, memory_capacity_nbytes=capacity_nbytes)
-        return why_not(
-            LayoutConstraint.parse(text),
-            made(),
-            made(keep=LayoutConstraint.parse(text)),
-            num_ranks,
-            priced,
-        )
+        constraint = LayoutConstraint.parse(text)
+        return why_not(constraint, made(), made(keep=constraint), num_ranks)
 
     return make
 
@@ -95,14 +88,11 @@ def test_the_running_layout_is_named_as_such(explain: Explain) -> None:
     )
 
 
-def test_what_no_plan_tries_is_priced_all_the_same(explain: Explain) -> None:
+def test_what_no_plan_tries_is_left_to_predict(explain: Explain) -> None:
     """More context on a CPU."""
     why_not = explain("cp=2,tp=2")
-    assert why_not.num_layouts == 0 and why_not.best is not None
-    assert why_not.best.config.parallelism.cp == 2 == why_not.best.config.parallelism.tp
-    assert why_not.text.startswith("not among the layouts that are tried; the fastest")
-    tight = explain("cp=2", capacity_nbytes=100 << 10)
-    assert "none fits in memory" in tight.text
+    assert (why_not.num_layouts, why_not.best) == (0, None)
+    assert why_not.text.endswith("forerun predict estimates its step time")
 
 
 @pytest.mark.parametrize(

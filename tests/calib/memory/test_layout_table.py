@@ -1,13 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.memory.layout_table import peaks_nbytes
+from forerun.calib.memory.layout_table import LayoutMemory
 from forerun.calib.memory.peak import memory
 from forerun.calib.workload.config import (
     Batch,
@@ -29,6 +31,11 @@ CHOICES = (
 EXPERTS = Experts(
     num_experts=4, ffn_hidden_size=64, layer_pattern=(False,) + (True,) * 7, is_grouped=True
 )
+
+
+def peaks_nbytes(layouts: Sequence[RunConfig]) -> NDArray[np.float64]:
+    allocated, overhead = LayoutMemory().needed_nbytes(layouts)
+    return allocated + overhead
 
 
 def layouts(base: RunConfig) -> list[RunConfig]:

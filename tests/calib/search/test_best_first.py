@@ -14,7 +14,7 @@ from planted_steps import steps_of
 from tiny_shape import of_width, run_of
 
 from forerun.calib.arguments.short_names import LayoutConstraint
-from forerun.calib.memory.layout_table import LayoutMemory, needed_nbytes
+from forerun.calib.memory.layout_table import LayoutMemory
 from forerun.calib.search.best_first import TimeBounds, best_layouts, least_nbytes, overheads
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget, SearchResult
@@ -70,7 +70,7 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, MemoryBudget]:
         time_s = float(GPU.median_times([config])[0]) * rng.uniform(0.7, 1.5)
         steps = fit_steps(GPU.base, [KnownStep(config=config, time_s=time_s)])
     layouts = random.Random(seed).sample(every_layout(config, num_ranks), 50)
-    needed = sum(needed_nbytes(layouts))
+    needed = sum(LayoutMemory().needed_nbytes(layouts))
     budget = MemoryBudget(capacity_nbytes=int(np.quantile(needed, rng.choice((0.1, 0.5, 1.0)))))
     return config, steps, num_ranks, budget
 
@@ -100,7 +100,7 @@ def test_no_variant_needs_less_than_its_bounds(seed: int) -> None:
     places = {tuple(_key(cells.layout(i))): i for i in range(len(cells))}
     layouts = random.Random(seed).sample(every_layout(config, num_ranks), 400)
     indices = [places[tuple(_key(layout))] for layout in layouts]
-    needed, overhead = needed_nbytes(layouts)
+    needed, overhead = LayoutMemory().needed_nbytes(layouts)
     assert (needed >= least[0][indices] * (1 - 1e-9)).all()
     assert (overhead >= least[1][indices]).all()
     times_s = steps.median_times(layouts)

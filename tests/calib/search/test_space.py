@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from every_sharding import other_shardings
 
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
 from forerun.calib.layers.blocks import BlockKind
@@ -15,7 +16,6 @@ from forerun.calib.search.labels import layout_label
 from forerun.calib.search.space import (
     block_kinds,
     num_nodes,
-    other_shardings,
     splits,
     states,
 )

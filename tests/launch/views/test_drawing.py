@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.forecast.evaluation import Coverage, PastForecast
+from forerun.calib.forecast.evaluation import PastForecast
 from forerun.launch.store.run_log import StepPoint
 from forerun.launch.views.canvas import (
     DARK,
@@ -24,7 +24,6 @@ from forerun.launch.views.canvas import (
 from forerun.launch.views.charts import (
     Bar,
     bars_chart,
-    coverage_chart,
     finish_chart,
     label_places,
     steps_chart,
@@ -77,7 +76,7 @@ def test_what_stands_side_by_side_is_told_apart_without_red_or_green(
         mixed = [sum(w * v for w, v in zip(row, linear, strict=True)) for row in matrix]
         return tuple(max(0.0, value) ** (1 / 2.2) * 255 for value in mixed)
 
-    pairs = [("blue", "orange"), ("blue", "grey"), ("green", "orange"), ("blue", "purple")]
+    pairs = [("blue", "orange"), ("blue", "grey"), ("green", "orange")]
     for one, other in pairs:
         apart = sum(
             (a - b) ** 2 for a, b in zip(seen(colours[one]), seen(colours[other]), strict=True)
@@ -118,7 +117,7 @@ def test_a_scale_is_linear(begin: float, end: float, share: float) -> None:
 def test_bars_stay_in_their_frame(rows: list[tuple[str, float]], width: int) -> None:
     texts = [("".join(c for c in name if c.isprintable()), value) for name, value in rows]
     bars = [Bar(name=name, end=value, text="x") for name, value in texts]
-    drawing = bars_chart("t", bars, [], width)
+    drawing = bars_chart("t", bars, [], width, text="")
     if max(value for _, value in rows) <= 0:
         assert drawing is None
         return
@@ -145,13 +144,6 @@ def test_a_stall_does_not_press_the_other_steps_to_a_line() -> None:
     drawing = steps_chart(points, 820)
     assert drawing is not None and "1,000" not in drawing.body
     assert steps_chart([], 820) is None
-
-
-def test_coverage_lies_where_it_is() -> None:
-    rows = [Coverage(nominal_frac=0.5, num=10, num_inside=10)]
-    drawing = coverage_chart(rows, [], 820)
-    assert drawing is not None and "single steps (10)" in drawing.body
-    assert coverage_chart([Coverage(nominal_frac=0.5, num=0, num_inside=0)], [], 820) is None
 
 
 @given(
@@ -184,7 +176,7 @@ def test_rows_of_a_legend_push_down_what_is_below() -> None:
     names = [("operators", "blue"), ("transfers, before overlap", "green")]
     tops = {}
     for width in (820, 358):
-        drawing = bars_chart("t", bars, names, width)
+        drawing = bars_chart("t", bars, names, width, text="")
         assert drawing is not None
         rows = {y for text, _, y in texts(drawing) if text in dict(names)}
         (tops[width],) = (y for text, _, y in texts(drawing) if text.startswith("linear"))
@@ -214,16 +206,10 @@ def past_forecast(iteration: int, finish_unix_s: float) -> PastForecast:
 
 
 def test_titles_of_axes_stand_below_the_legend() -> None:
-    made = [past_forecast(10, 1e9), past_forecast(20, 1e9)]
-    coverage = [Coverage(nominal_frac=0.5, num=10, num_inside=5)]
-    finish = finish_chart(made, 1e9, 358)
-    for drawing, last, title in (
-        (finish, "actual end", "end of the run, UTC"),
-        (coverage_chart(coverage, coverage, 358), "finish (10)", "held, %"),
-    ):
-        assert drawing is not None
-        at = {text: y for text, _, y in texts(drawing)}
-        assert at[title] >= at[last] + 14
+    drawing = finish_chart([past_forecast(10, 1e9), past_forecast(20, 1e9)], 1e9, 358)
+    assert drawing is not None
+    at = {text: y for text, _, y in texts(drawing)}
+    assert at["end of the run, UTC"] >= at["actual end"] + 14
 
 
 def test_forecasts_are_counted_as_made_and_short_runs_end_to_the_second() -> None:
@@ -253,11 +239,3 @@ def test_a_name_leaves_the_interval_of_another_point_free() -> None:
         for (at, _), (top, bottom) in zip(points, spreads, strict=True):
             is_horizontally_clear = label_x > at or label_x + 7.8 * len(name) < at
             assert is_horizontally_clear or base < top or base - 11 > bottom, (name, x)
-
-
-def test_lines_with_a_meaning_are_as_strong_as_any_hue() -> None:
-    coverage = [Coverage(nominal_frac=0.5, num=10, num_inside=5)]
-    drawing = coverage_chart(coverage, coverage, 820)
-    assert drawing is not None and "grid dashed" not in drawing.body
-    # Two lines are told apart by their dashes too.
-    assert drawing.body.count('class="orange-line dashed"') == 2

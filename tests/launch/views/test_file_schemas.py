@@ -16,7 +16,6 @@ from json_schema import Mismatch, check
 from written_files import check_written_files, written_files
 
 from forerun.calib.records.run_values import Launch
-from forerun.calib.workload.run_options import MicroBatchChoice
 from forerun.launch.cli import main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
@@ -44,9 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(longer, encoding="utf-8")
     noted = json.dumps(Launch(argv=("t.py", "--x"), launcher=("torchrun",)).to_json())
     (home / "records" / "golden-run" / "command.json").write_text(noted, encoding="utf-8")
-    settings = companion_settings(
-        home, launch_id="first", deadline_unix_s=2e9, micro_batch=MicroBatchChoice.ADVISE
-    )
+    settings = companion_settings(home, launch_id="first", deadline_unix_s=2e9)
     publisher = Publisher(place_of(settings))
     publisher.begin(1000.0)
     loop = CompanionLoop(settings, publisher=publisher, open_sink=lambda _: Sink("nowhere"))
@@ -87,7 +84,6 @@ def test_a_drift_and_an_end_were_among_what_was_looked_at(files_by_name: FilesBy
     assert files_by_name["drift"][0]["events"]
     assert {line["kind"] for line in files_by_name["forecasts"]} == {"forecast", "end"}
     assert files_by_name["score"][0]["track"]["is_complete"]
-    assert files_by_name["decision"][0]["micro_batch"]["command"] is None
 
 
 @pytest.mark.parametrize("name", sorted(OF_A_RUN))
