@@ -47,9 +47,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from forerun import should_stop
 
 
-def main() -> None:
+def main(args: argparse.Namespace | None = None) -> None:
     """Train until ``--train-iters``, or until one of the exit conditions holds on any rank."""
-    args = parse_args()
+    args = args or parse_args()
     initialize(args)
     chunks, optimizer, scheduler, _ = build(args)
     iteration = load_checkpoint(args, chunks, optimizer, scheduler) if args.load else 0
@@ -245,4 +245,5 @@ def loss_of(losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str,
 
 
 if __name__ == "__main__":
-    main()
+    args = parse_args()  # as a global, which Forerun reads for the options that the script takes
+    main(args)

@@ -62,10 +62,8 @@ if TYPE_CHECKING:
     from .taken_options import (
         NEEDS_ENGINE,
         TRANSFORMER_ENGINE,
-        absent_of_trainer,
         absent_options,
         options_in,
-        options_named,
         program_name,
         unsupported_options_reason,
     )

@@ -6,8 +6,7 @@ A Megatron-Bridge recipe takes Hydra overrides, ``path=value``.  Paths are those
 values of its own, so switches that are off are written too.
 
 A Hugging Face Trainer takes the fields of ``TrainingArguments`` (transformers 5.23).  The options
-of a custom training loop are named by its author: the usual names for batch sizes are changed, and
-all else becomes a note.
+of a custom training loop are not known: a layout is told as a difference of settings.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from .megatron_args import options, rewrite_command
 from .megatron_options import EXPERT_SWITCHES, Values
 from .megatron_rules import environment, refusals, required_values
 from .megatron_values import layout_values, model_values
-from .passed_on import MASK
 from .taken_options import unsupported_options_reason
 
 _BATCH = "--per-device-train-batch-size"
@@ -49,12 +47,6 @@ _STEPS = "--gradient-accumulation-steps"
 _TRAINER_MARKERS = frozenset({_BATCH, _STEPS, "--output-dir", "--num-train-epochs", "--max-steps"})
 """Options any of which shows that a script reads ``TrainingArguments`` from its command line."""
 _SHARDED = "full_shard auto_wrap"
-_MICRO = ("micro-batch-size", "per-device-batch-size", "local-batch-size", "batch-size")
-_ACCUMULATED = (
-    *("gradient-accumulation-steps", "accumulate-grad-batches", "grad-accum-steps"),
-    *("grad-accumulation-steps", "accumulation-steps", "grad-accum"),
-)
-"""Usual names of a rank's batch and of micro-batches per step, at the end of an option or path."""
 
 
 def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> AnnotatedWords:
@@ -62,8 +54,7 @@ def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig)
     program_phrases = list(phrases(argv))
     named = {phrase.name for phrase in program_phrases}
     wanted = _trainer_values(running, config)
-    reads_any = bool(named & _TRAINER_MARKERS)
-    in_code = {n: v for n, v in wanted.items() if not reads_any or n in running.absent}
+    in_code = {} if named & _TRAINER_MARKERS else wanted
     notes = []
     if in_code:
         values = ", ".join(f"{n[2:].replace('-', '_')}={v}" for n, v in in_code.items())
@@ -77,30 +68,6 @@ def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig)
             program_phrases = [phrase for phrase in program_phrases if phrase.name != name]
     if config.parallelism.num_optimizer_instances > 1:
         notes.append("hybrid sharding needs version 1 and HYBRID_SHARD in --fsdp_config")
-    return AnnotatedWords(words=join_phrases(program_phrases), notes=tuple(notes))
-
-
-def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> AnnotatedWords:
-    """Return a custom loop's words with its batch options changed; note what has no option."""
-    program_phrases, notes = list(phrases(argv)), list(_code_notes(running, config))
-    sizes = {
-        _MICRO: ("micro-batch size", running.batch.micro_batch_size, config.batch.micro_batch_size),
-        _ACCUMULATED: (
-            "micro-batches of a step",
-            running.num_microbatches,
-            config.num_microbatches,
-        ),
-    }
-    for names, (what, now, then) in sizes.items():
-        if now == then:
-            continue
-        place = _place(program_phrases, names, now)
-        if place is None:
-            notes.insert(
-                0, f"{what} {then} in place of {now}: no option sets it; set it in the code"
-            )
-        else:
-            program_phrases[place] = program_phrases[place].with_value(Word(text=str(then)))
     return AnnotatedWords(words=join_phrases(program_phrases), notes=tuple(notes))
 
 
@@ -118,41 +85,27 @@ def _trainer_values(running: RunConfig, config: RunConfig) -> dict[str, str]:
     return changed_options
 
 
-def _code_notes(running: RunConfig, config: RunConfig) -> list[str]:
-    """Return notes on code changes, for differences that no option of a custom loop sets."""
-    notes = []
-    sharding, copies = _sharding(config), config.parallelism.num_optimizer_instances
-    if (_sharding(running), running.parallelism.num_optimizer_instances) != (sharding, copies):
-        if sharding is Sharding.NONE:
-            notes.append("wrap the model in DistributedDataParallel in place of FSDP")
-        elif copies > 1:
-            each = config.parallelism.dp // copies
-            notes.append(f"shard over a mesh of ({copies}, {each}): HYBRID_SHARD, or fully_shard")
-        else:
-            notes.append("shard the model over all ranks: fully_shard, or FSDP with FULL_SHARD")
-    if running.recompute is not config.recompute:
-        is_on = config.recompute is not Recompute.NONE
-        notes.append(f"turn activation checkpointing {'on' if is_on else 'off'} in the code")
-    for name in ("tp", "pp", "cp", "ep"):
-        now, then = getattr(running.parallelism, name), getattr(config.parallelism, name)
-        if now != then:
-            notes.append(f"{name} {then} in place of {now} in the code")
-    return notes
+def _differences(running: RunConfig, config: RunConfig) -> list[str]:
+    """Return the settings in which two layouts differ, in words."""
+    before, after = _settings(running), _settings(config)
+    return [f"{n} {value} -> {after[n]}" for n, value in before.items() if value != after[n]]
+
+
+def _settings(config: RunConfig) -> dict[str, object]:
+    par = config.parallelism
+    return {
+        "micro-batch": config.batch.micro_batch_size,
+        "micro-batches of a step": config.num_microbatches,
+        **{name: getattr(par, name) for name in ("tp", "pp", "cp", "ep")},
+        "sharding": _sharding(config).value,
+        "sharded copies": par.num_optimizer_instances,
+        "activation checkpointing": "off" if config.recompute is Recompute.NONE else "on",
+    }
 
 
 def _sharding(config: RunConfig) -> Sharding:
     par = config.parallelism
     return par.sharded if par.sharded is Sharding.WEIGHTS else Sharding.NONE
-
-
-def _place(program_phrases: Sequence[Phrase], names: Sequence[str], now: int) -> int | None:
-    """Return the index of the option with one of these names and this value or a masked one."""
-    for name in names:
-        for place, phrase in enumerate(program_phrases):
-            option_name = phrase.name.lstrip("-").replace("_", "-").rpartition(".")[2]
-            if option_name == name and phrase.value in (str(now), MASK):
-                return place
-    return None
 
 
 _VP = "virtual_pipeline_model_parallel_size"
@@ -297,6 +250,9 @@ class HostKind(Enum):
     LOOP = "a loop of one's own"
 
 
+_OF_MEGATRON = (HostKind.MEGATRON, HostKind.BRIDGE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One option before and after, in shell syntax; empty if absent."""
@@ -411,25 +367,26 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     host = host_of(launch, running)
     program = _program(host, launch, running, config)
     start = start_of(launch, running.parallelism, config.parallelism)
-    is_megatron = host in (HostKind.MEGATRON, HostKind.BRIDGE)
     return LaunchLine(
         host=host,
-        environment=environment(config, settable) if is_megatron else settable,
+        environment=environment(config, settable) if host in _OF_MEGATRON else settable,
         start=phrases(start.words),
         program=phrases(program.words),
         running=_running(launch, running),
         notes=(*program.notes, *start.notes, *unsettable_notes),
         refused=(
-            *(_refused(host, running, config) if is_megatron else ()),
+            *_refused(host, running, config),
             *((start.refused,) if start.refused else ()),
         ),
     )
 
 
 def _refused(host: HostKind, running: RunConfig, config: RunConfig) -> tuple[str, ...]:
-    """Return the reasons why Megatron or the program's own parser would refuse the layout."""
+    """Return the reasons why no command starts the layout, or Megatron would refuse it."""
+    if host is HostKind.LOOP and (settings := _differences(running, config)):
+        return (f"set in the code: {', '.join(settings)}",)
     clause = unsupported_options_reason(config, running) if host is HostKind.MEGATRON else ""
-    return (*((clause,) if clause else ()), *refusals(config))
+    return (*((clause,) if clause else ()), *(refusals(config) if host in _OF_MEGATRON else ()))
 
 
 def host_of(launch: Launch, running: RunConfig) -> HostKind:
@@ -454,7 +411,7 @@ def _program(
     change = {
         HostKind.BRIDGE: bridge_program,
         HostKind.TRAINER: trainer_program,
-        HostKind.LOOP: loop_program,
+        HostKind.LOOP: lambda argv, running, config: AnnotatedWords(words=argv),
     }[host]
     return change(with_blanks(launch.argv), running, config)
 

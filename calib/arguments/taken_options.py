@@ -6,7 +6,6 @@ A script on ``megatron.core`` has its own parser, which may know fewer options t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 
 from ..workload import RunConfig
@@ -30,14 +29,6 @@ _READ_ALONE = frozenset(
 )
 """Other spellings, which are read but never written."""
 _REQUIRED_NAMES = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
-TRAINER_OPTIONS = (
-    *("--per-device-train-batch-size", "--gradient-accumulation-steps"),
-    *("--gradient-checkpointing", "--fsdp"),
-)
-"""Fields of ``TrainingArguments`` that a layout may set (transformers 5.23)."""
-_READS_FIELDS = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
-"""Parsers with an option for each field of ``TrainingArguments``."""
-_QUOTED = re.compile(r"""["']--([a-z][\w-]*)["']""")
 
 
 def _options() -> dict[str, str]:
@@ -58,36 +49,6 @@ def options_in(names: Collection[str]) -> frozenset[str]:
         for option, name in LAYOUT_OPTIONS.items()
         if name in names or option[2:].replace("-", "_") in names
     )
-
-
-def options_named(*texts: str) -> frozenset[str] | None:
-    """Return the ``LAYOUT_OPTIONS`` that are string literals in the sources of a program.
-
-    Return None if no option is there in any spelling: the program reads its arguments otherwise.
-
-    >>> options_named("parser.add_argument('--micro-batch-size', type=int)")
-    frozenset({'--micro-batch-size'})
-    >>> options_named("parser.add_argument('--micro_batch_size', type=int)")
-    frozenset()
-    """
-    words = {word for text in texts for word in _QUOTED.findall(text)}
-    if not {word.replace("_", "-") for word in words} & {name[2:] for name in LAYOUT_OPTIONS}:
-        return None
-    return frozenset(option for option in LAYOUT_OPTIONS if option[2:] in words)
-
-
-def absent_of_trainer(*texts: str) -> tuple[str, ...]:
-    """Return the ``TRAINER_OPTIONS`` that a program with these sources lacks.
-
-    >>> absent_of_trainer("parser.add_argument('--fsdp')")[-1]
-    '--gradient-checkpointing'
-    >>> absent_of_trainer("HfArgumentParser(TrainingArguments)"), absent_of_trainer()
-    ((), ())
-    """
-    if not texts or any(_READS_FIELDS.search(text) for text in texts):
-        return ()
-    words = {word.replace("_", "-") for text in texts for word in _QUOTED.findall(text)}
-    return tuple(option for option in TRAINER_OPTIONS if option[2:] not in words)
 
 
 def absent_options(taken: Collection[str]) -> tuple[str, ...]:

@@ -1,10 +1,9 @@
 """Description of the launch, which rank 0 writes once, outside the training thread.
 
 The words before the program are the parent's, which is torchrun's agent or accelerate's.  Files of
-``/proc``, the environment and the program's source are read; nothing is sent, and secrets are
-masked.  Options of layouts that the program lacks are read from Megatron-LM's own namespace if
-it parsed the arguments; a user's own parser is gone by then, so the source of the script and of
-the modules that it imported is searched, without installed packages.
+``/proc`` and the environment are read; nothing is sent, and secrets are masked.  Options of layouts
+that the program lacks are read from what it parsed: Megatron-LM's own namespace, or ``args`` of the
+main module.
 """
 
 from __future__ import annotations
@@ -12,20 +11,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
 from ...calib.arguments import (
     TRANSFORMER_ENGINE,
     VARIABLES,
-    absent_of_trainer,
     absent_options,
     masked_arguments,
     masked_command,
     options_in,
-    options_named,
 )
 from ...calib.records import CREATED, NAME, PRIVATE, Launch, replace_file
 from .inspection import contents
@@ -33,11 +29,6 @@ from .settings import Settings
 
 _MOST_NBYTES = 65_536
 """Limit on a command line: longer ones are lists of files, and are not recorded."""
-_MOST_TEXT_NBYTES = 4 << 20
-"""Limit on all sources together; beyond it, absent options are unknown."""
-_NOT_THEIRS = frozenset({"forerun", "_forerun_autoload", "megatron", "torch"})
-"""Packages that may lie next to a script but do not belong to it."""
-_INSTALLED = ("site-packages", "dist-packages")
 _HOSTS = ("megatron.bridge",)
 _RECORDED_VARIABLES = (*VARIABLES, "FORERUN_DEVICE")
 """Recorded environment variables; a run on the stand-in device is relaunched on it."""
@@ -84,7 +75,7 @@ def launch_of(
         launcher=launcher,
         folder=folder,
         host=next((name for name in _HOSTS if name in modules), ""),
-        absent=absent_features(settings.host_argv[0], modules),
+        absent=absent_features(modules),
         num_nodes=max(1, rank.world_size // each),
         ranks_per_node=min(each, rank.world_size),
         environment={name: environ[name] for name in _RECORDED_VARIABLES if name in environ},
@@ -132,57 +123,18 @@ def _parent_command() -> tuple[str, ...]:
     return tuple(data.decode("utf-8", "replace").rstrip("\0").split("\0"))
 
 
-def absent_features(program: str, modules: Mapping[str, object]) -> tuple[str, ...]:
-    """Return options of layouts that the program does not accept, and ``transformer_engine`` if it
-    was not imported; unknown options are omitted.
-
-    Hosts other than Megatron's are only covered if the program uses transformers alone.
-    """
+def absent_features(modules: Mapping[str, object]) -> tuple[str, ...]:
+    """Return options of layouts that a program on Megatron Core does not accept, and
+    ``transformer_engine`` if it was not imported; unknown options are omitted."""
     if "megatron.core" not in modules:
-        is_trained = "transformers.trainer" in modules
-        return absent_of_trainer(*_texts(program, modules)) if is_trained else ()
+        return ()
     engine = () if TRANSFORMER_ENGINE in modules else (TRANSFORMER_ENGINE,)
-    if "megatron.bridge" in modules:
-        return engine
-    names = _megatron_names(modules)
-    taken = options_named(*_texts(program, modules)) if names is None else options_in(names)
-    return (*(() if taken is None else absent_options(taken)), *engine)
+    taken = frozenset[str]() if "megatron.bridge" in modules else options_in(_parsed_names(modules))
+    return (*(absent_options(taken) if taken else ()), *engine)
 
 
-def _megatron_names(modules: Mapping[str, object]) -> frozenset[str] | None:
-    """Return the names in Megatron-LM's namespace; None if it parsed nothing."""
+def _parsed_names(modules: Mapping[str, object]) -> frozenset[str]:
+    """Return the names of parsed arguments; none if they are not known."""
     args = contents(modules.get("megatron.training.global_vars")).get("_GLOBAL_ARGS")
-    return None if args is None else frozenset(contents(args))
-
-
-def _texts(program: str, modules: Mapping[str, object]) -> list[str]:
-    """Return the sources of the program; none if they are too long.
-
-    They stay separate, since a search in a text blocks all other threads.
-    """
-    texts: list[str] = []
-    remaining_nbytes = _MOST_TEXT_NBYTES
-    for path in sorted(_sources(program, modules)):
-        try:
-            if not path.is_file():
-                continue
-            remaining_nbytes -= path.stat().st_size
-            if remaining_nbytes < 0:
-                return []
-            texts.append(path.read_text(encoding="utf-8", errors="replace"))
-        except (OSError, ValueError):  # moved since the import, or unreadable
-            continue
-    return texts
-
-
-def _sources(program: str, modules: Mapping[str, object]) -> Iterator[Path]:
-    library = sysconfig.get_path("stdlib")
-    files = {program}
-    for name, module in tuple(modules.items()):
-        file = contents(module).get("__file__")
-        if isinstance(file, str) and name.partition(".")[0] not in _NOT_THEIRS:
-            files.add(file)
-    for file in files:
-        is_installed = file.startswith(library) or any(part in file for part in _INSTALLED)
-        if file.endswith(".py") and not is_installed:
-            yield Path(file)
+    args = contents(modules.get("__main__")).get("args") if args is None else args
+    return frozenset(contents(args))

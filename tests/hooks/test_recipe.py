@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from launched import torchrun
 from forerun.calib.arguments.taken_options import (
     TRANSFORMER_ENGINE,
     absent_options,
-    options_named,
+    options_in,
 )
 from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.records.record_kinds import (
@@ -120,8 +121,9 @@ def tensor_parallel(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunR
 def test_rank_0_notes_what_the_recipe_s_own_parser_lacks(
     tensor_parallel: tuple[str, RunRecords], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    taken = options_named((ROOT / "recipes" / "gpt_arguments.py").read_text(encoding="utf-8"))
-    assert taken is not None and "--recompute-modules" in absent_options(taken)
+    recipe = runpy.run_path(str(ROOT / "recipes" / "gpt_arguments.py"))
+    taken = options_in(vars(recipe["parse_args"]([])))
+    assert "--recompute-modules" in absent_options(taken)
     has_engine = importlib.util.find_spec(TRANSFORMER_ENGINE) is not None
     wanted = (*absent_options(taken), *(() if has_engine else (TRANSFORMER_ENGINE,)))
     run_id = tensor_parallel[1].run_id

@@ -308,15 +308,9 @@ def test_a_trainer_takes_its_own_arguments() -> None:
         rewritten.command.endswith(" t.py")
         and "per_device_train_batch_size=4" in rewritten.notes[0]
     )
-    absent = ("--per-device-train-batch-size", "--fsdp")
-    part = launch_line(
-        launched(*words, "--output-dir", "o"), replace(running, absent=absent), wanted
-    )
-    assert "--per_device_train_batch_size 1 " in part.command and "--fsdp" not in part.command
-    assert part.notes[0].endswith("per_device_train_batch_size=4, fsdp=full_shard auto_wrap")
 
 
-def test_a_loop_is_told_in_words_what_no_option_says() -> None:
+def test_a_loop_is_told_the_settings_that_differ() -> None:
     running = replace(HERE, framework="PyTorch 2.13")
     wanted = replace(
         running,
@@ -326,9 +320,11 @@ def test_a_loop_is_told_in_words_what_no_option_says() -> None:
         batch=Batch(micro_batch_size=2, global_batch_size=32),
     )
     line = launch_line(launched("t.py", "--batch-size=1"), running, wanted)
-    assert line.command.endswith("t.py --batch-size=2")
-    assert any("accumul" in note or "micro-batches of a step 2" in note for note in line.notes)
-    assert any("fully_shard" in note for note in line.notes)
+    assert line.host is HostKind.LOOP and line.command.endswith("t.py --batch-size=1")
+    (settings,) = line.refused
+    assert settings.startswith("set in the code: micro-batch 1 -> 2, micro-batches of a step ")
+    assert "sharding none -> weights" in settings and " tp " not in settings
+    assert launch_line(launched("t.py"), running, running).refused == ()
 
 
 def test_a_batch_that_the_script_sets_itself_is_not_said(layout: Layout) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import stat
+from argparse import Namespace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from forerun.calib.arguments.taken_options import LAYOUT_OPTIONS, TRANSFORMER_ENGINE
 from forerun.calib.records.run_values import NAME, Launch
-from forerun.hooks.process.launch_note import LaunchNote, launch_of, launcher_words
+from forerun.hooks.process.launch_note import (
+    LaunchNote,
+    absent_features,
+    launch_of,
+    launcher_words,
+)
 from forerun.hooks.process.settings import RankInfo, Settings
 
 TORCHRUN = ("/v/bin/python", "/v/bin/torchrun", "--nnodes=2", "--nproc-per-node", "8")
@@ -93,3 +101,37 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     (tmp_path / "records" / "r").mkdir(parents=True)
     LaunchNote(settings(tmp_path, "t.py", rank=1), {}).poll()
     assert list((tmp_path / "records" / "r").iterdir()) == []
+
+
+CORE = {"megatron.core": ModuleType("megatron.core"), TRANSFORMER_ENGINE: ModuleType("te")}
+
+
+def with_parsed(name: str, variable: str, value: object) -> dict[str, object]:
+    module = ModuleType(name)
+    vars(module)[variable] = value
+    return {**CORE, name: module}
+
+
+def test_what_was_parsed_tells_what_a_program_lacks() -> None:
+    """Megatron-LM's namespace, or ``args`` of a script with a parser of its own."""
+    names = dict.fromkeys(LAYOUT_OPTIONS.values())
+    del names["recompute_modules"]
+    megatron = with_parsed("megatron.training.global_vars", "_GLOBAL_ARGS", Namespace(**names))
+    script = with_parsed("__main__", "args", Namespace(lr=1.0, micro_batch_size=2))
+    absent = LAYOUT_OPTIONS.keys() - {"--micro-batch-size"}
+    assert absent_features(megatron) == ("--recompute-modules",)
+    assert {*absent_features(script)} == absent
+    assert absent_features({**script, **megatron}) == ("--recompute-modules",)
+    unset = with_parsed("megatron.training.global_vars", "_GLOBAL_ARGS", None)
+    assert {*absent_features({**script, **unset})} == absent
+
+
+@pytest.mark.parametrize("args", [None, ["x"], Namespace(lr=1.0), object()])
+def test_a_program_whose_arguments_are_not_known_is_not_judged(args: object) -> None:
+    script = with_parsed("__main__", "args", args)
+    assert absent_features(script) == ()
+    del script[TRANSFORMER_ENGINE]
+    assert absent_features(script) == (TRANSFORMER_ENGINE,)
+    assert absent_features({}) == () == absent_features({"transformers.trainer": object()})
+    bridge = with_parsed("__main__", "args", Namespace(micro_batch_size=1))
+    assert absent_features({**bridge, "megatron.bridge": object()}) == ()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import shlex
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from forerun.calib.arguments.taken_options import (
     TRANSFORMER_ENGINE,
     absent_options,
-    options_named,
+    options_in,
 )
 from forerun.calib.records.run_values import NAME, Launch
 from forerun.launch.cli import ExitCode, main
@@ -23,19 +22,11 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
-TEXT = (ROOT / "recipes" / "gpt_arguments.py").read_text(encoding="utf-8")
-ABSENT = (*absent_options(options_named(TEXT) or ()), TRANSFORMER_ENGINE)
 Out = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def arguments() -> ModuleType:
-    """The parser of the recipe, which is a plain script and no package."""
-    spec = importlib.util.spec_from_file_location("gpt", ROOT / "recipes" / "gpt_arguments.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+parse_args = runpy.run_path(str(ROOT / "recipes" / "gpt_arguments.py"))["parse_args"]
+ABSENT = (*absent_options(options_in(vars(parse_args([])))), TRANSFORMER_ENGINE)
 
 
 @pytest.fixture
@@ -58,7 +49,7 @@ def plan(directory: Path, capsys: Out, *words: object) -> str:
     return capsys.readouterr().out
 
 
-def test_every_row_is_taken_by_the_parser(noted: Path, arguments: ModuleType, capsys: Out) -> None:
+def test_every_row_is_taken_by_the_parser(noted: Path, capsys: Out) -> None:
     rows = len(json.loads(plan(noted, capsys, "--json", "--top", 100))["candidates"])
     assert rows > 5
     for row in range(1, rows + 1):
@@ -66,12 +57,10 @@ def test_every_row_is_taken_by_the_parser(noted: Path, arguments: ModuleType, ca
         words = shlex.split(shown["command"])
         place = words.index("pretrain_gpt.py")
         assert shown["refused"] == []
-        arguments.parse_args(words[place + 1 :])
+        parse_args(words[place + 1 :])
 
 
-def test_rows_of_a_run_without_the_note_are_as_before(
-    tmp_path: Path, arguments: ModuleType, capsys: Out
-) -> None:
+def test_rows_of_a_run_without_the_note_are_as_before(tmp_path: Path, capsys: Out) -> None:
     """And the parser refuses some of them, which is what the note is for."""
     directory = with_note(tmp_path / "free", ())
     # Memory is so short that layers are recomputed.
@@ -79,7 +68,7 @@ def test_rows_of_a_run_without_the_note_are_as_before(
     options = {word for row in free["candidates"] for word in row["options"]}
     assert "--recompute-modules" in options and "--recompute-modules" in ABSENT
     with pytest.raises(SystemExit, match="2"):
-        arguments.parse_args(["--recompute-modules", "layernorm"])
+        parse_args(["--recompute-modules", "layernorm"])
 
 
 def test_what_was_left_out_is_said_and_options_are_those_it_takes(noted: Path, capsys: Out) -> None:
