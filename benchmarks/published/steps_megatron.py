@@ -252,14 +252,12 @@ def read_bigscience(record: Record) -> StepRow:
     seq_length = record.whole("seq_len", "seq_length", default=usual)
     model = _bigscience_shape(record, seq_length)
     section = record.text("section")
-    is_deep = record.number("zero", default=0) > 1
-    if not record.text("pp") and not is_deep:
+    if not record.text("pp"):
         raise ConfigError("pp is not stated (ZeRO or offload); give tp and pp")
-    record = _with_least_batch(record)
-    tp = record.whole("tp", default=1 if is_deep else 4)
+    tp = record.whole("tp", default=4)
     stack = replace(_UNFUSED, ranks_per_node=4 if "V100" in device else 8)
     shaped = replace(model, vocab_size=padded_vocab(model.vocab_size, tp))
-    row = step_row(
+    return step_row(
         record,
         model=shaped,
         stack=stack,
@@ -272,21 +270,9 @@ def read_bigscience(record: Record) -> StepRow:
         measured_s=record.number("step_time_s", "sec_per_iteration", default=float("nan")),
         flag=joined_flags(
             (record.is_true("oom"), "ran out of memory"),
-            (is_deep, "ZeRO-2 and 3 are not timed"),
-            (record.is_true("opt_offload"), "offload is not timed"),
-            (record.is_true("param_offload"), "offload of parameters is not modelled"),
             ("bnb" in section.lower(), "8-bit optimizer is not modelled"),
         ),
     )
-    offload_frac = float(record.is_true("opt_offload"))
-    return replace(row, config=replace(row.config, optimizer_offload_frac=offload_frac))
-
-
-def _with_least_batch(record: Record) -> Record:
-    """Give an out-of-memory run without a stated micro-batch the smallest one."""
-    if not record.is_true("oom") or record.text("micro_batch", "micro_batch_size"):
-        return record
-    return record.and_also({"micro_batch": 1, "global_batch": record.whole("gpus")})
 
 
 def _bigscience_layout(record: Record, tp: int, model: ModelShape, stack: Stack) -> Parallelism:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from published_steps import modified_row
 
 from forerun.benchmarks.published.memory_rows import by_table, capacity_nbytes, memory_rows
 from forerun.calib.memory.peak import memory
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import Engine, Recompute
+
+pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "steps"
 CARD = {
@@ -70,3 +73,12 @@ def test_a_peak_is_held_against_what_its_source_measures(tmp_path: Path) -> None
     whole = memory(device.config).device_nbytes / device.peak_nbytes - 1
     assert device.error_frac(memory(device.config)) == pytest.approx(whole)
     assert estimate.allocated_nbytes < estimate.reserved_nbytes < estimate.device_nbytes
+
+
+def test_runs_with_zero_are_left_out_by_name() -> None:
+    cells = {"pp": None, "tp": None, "gpus": 64, "size_label": "52B", "oom": False}
+    cells |= {"micro_batch": 4, "global_batch": 256, "section": "HF"}
+    table = modified_row("e2e_bigscience_v100", 1, **cells, zero=3.0)
+    assert not table.rows and "ZeRO or offload" in table.skipped[0].reason
+    table = modified_row("e2e_bigscience_v100", 1, **cells | {"tp": 1, "pp": 1}, zero=2.0)
+    assert not table.rows and "DeepSpeed's" in table.skipped[0].reason
