@@ -92,7 +92,6 @@ dist: setup
 	$(BIN)/python -m build --no-isolation
 
 bench: setup
-	$(BIN)/python benchmarks/costs/import_cost.py
 	$(BIN)/python benchmarks/costs/overhead.py
 	rm -rf bench-out
 	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out --repetitions 3 --sizes recipe

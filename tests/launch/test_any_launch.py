@@ -256,7 +256,7 @@ def test_ranks_of_slurm_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (rank.local_rank, rank.local_world_size) == (1, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("launch", "num_processes", "num_ranks", "framework"),
     [("plain", 1, 1, "trainer"), ("plain", 1, 2, "lightning"), ("srun", 2, 2, "ddp")],

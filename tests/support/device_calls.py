@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -166,14 +166,3 @@ class Calls:
             yield
         finally:
             thread.depth, thread.base, thread.sought, thread.last = before
-
-
-def with_frame(calls: Calls, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return ``function`` wrapped so that its work is attributed to nobody."""
-
-    @functools.wraps(function)
-    def framed(*args: Any, **kwargs: Any) -> Any:
-        with calls.frame(name):
-            return function(*args, **kwargs)
-
-    return framed

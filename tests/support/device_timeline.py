@@ -4,23 +4,20 @@ Streams overlap, the host is ahead of them, events happen late and are read in s
 the backward pass runs in a thread of its own, and a capture forbids what CUDA forbids.  Nothing
 computes faster or slower for it: the time is virtual, and the same in every run.
 
-``install()`` puts it over the CPU stand-in for the rest of the process; ``device_site`` does that
-in every worker of a launch, with ``FORERUN_TEST_TIMELINE`` naming the folder for the truth.
+``installed()`` puts it over the CPU stand-in for the duration of a context.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from device_backward import Engine
-from device_calls import Calls, with_frame
+from device_calls import Calls
 from device_charges import Charges
 from device_clock import AttributePatches, Clock
 from device_streams import (
@@ -36,18 +33,10 @@ from device_streams import (
 )
 from device_truth import OUTSIDE, Truth
 
-__all__ = ["OUT", "Event", "Stream", "Timeline", "capturing", "install", "installed", "timeline"]
+__all__ = ["Event", "Stream", "Timeline", "capturing", "installed", "timeline"]
 
-OUT = "FORERUN_TEST_TIMELINE"
-"""Environment variable: folder into which each rank writes its truth at exit."""
-LEAVES_WORK = "FORERUN_TEST_LEAVES_WORK"
-"""Environment variable: set if synchronous collectives return work, as before torch 2.8."""
 FREE_NBYTES = "FORERUN_TEST_FREE_NBYTES"
 """Environment variable: free bytes that ``mem_get_info`` reports."""
-_GROUP_METHODS = (
-    "pre_forward", "pre_backward", "post_forward", "post_backward", "unshard", "wait_for_unshard",
-    "reshard", "finalize_backward",
-)  # fmt: skip
 
 
 class Timeline:
@@ -76,8 +65,7 @@ class Timeline:
         if torch.distributed.is_available():
             from device_transfers import Transfers
 
-            leaves_work = bool(os.environ.get(LEAVES_WORK))
-            self.transfers = Transfers(self.clock, self.device, self.calls, leaves_work=leaves_work)
+            self.transfers = Transfers(self.clock, self.device, self.calls)
             self.transfers.install(self._places)
         self.charges.__enter__()
 
@@ -129,14 +117,6 @@ class Timeline:
 
             self._places.put(torch.Tensor, name, functools.wraps(original)(synchronized))
 
-    def put_fsdp(self, module: Any) -> None:
-        """Keep FSDP2's work around a module out of the module's calls."""
-        owner = module.FSDPParamGroup
-        for name in _GROUP_METHODS:
-            if name in vars(owner):
-                framed = with_frame(self.calls, vars(owner)[name], "fsdp")
-                self._places.put(owner, name, framed)
-
     def name(self, models: Iterable[torch.nn.Module]) -> None:
         """Register the trained models."""
         self.calls.name(models)
@@ -165,17 +145,6 @@ class Timeline:
         self.truth.step = OUTSIDE
         self._begun = None
 
-    def note(self, step: int, values: Iterable[Any]) -> None:
-        """Record the losses of a step with all digits."""
-        with torch._C._DisableTorchDispatch():
-            numbers = [
-                number.hex()
-                for value in values
-                if value is not None
-                for number in torch.as_tensor(value, dtype=torch.float64).flatten().tolist()
-            ]
-        self.truth.notes[str(step)] = " ".join(numbers)
-
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Enclose one step."""
@@ -185,12 +154,6 @@ class Timeline:
         finally:
             self.end_step()
 
-    def write(self, folder: Path) -> None:
-        """Write the truth of this rank."""
-        self.end_step()
-        rank = int(os.environ.get("RANK", "0"))
-        self.truth.write(folder / f"rank-{rank}.json", rank=rank, counts=self.clock.counts)
-
 
 _state: list[Timeline] = []
 
@@ -198,19 +161,6 @@ _state: list[Timeline] = []
 def timeline() -> Timeline | None:
     """Return the timeline that is installed in this process, or None."""
     return _state[-1] if _state else None
-
-
-def install() -> Timeline:
-    """Install a device; its truth is written at exit if ``OUT`` names a folder."""
-    result = timeline()
-    if result is not None:
-        return result
-    one = Timeline()
-    one.install()
-    _state.append(one)
-    if os.environ.get(OUT):
-        atexit.register(one.write, Path(os.environ[OUT]))
-    return one
 
 
 @contextmanager

@@ -33,13 +33,10 @@ _METHODS = (
 
 
 class Transfers:
-    """Streams of all groups.  ``leaves_work``: a synchronous call returns completed work."""
+    """Streams of all groups."""
 
-    def __init__(
-        self, clock: Clock, device: Device, calls: Calls, *, leaves_work: bool = False
-    ) -> None:
+    def __init__(self, clock: Clock, device: Device, calls: Calls) -> None:
         self._clock, self._device, self._calls = clock, device, calls
-        self._leaves_work = leaves_work
         self._lines: dict[Any, Line] = {}
         self._sequences: Counter[Any] = Counter()
         self._works: weakref.WeakKeyDictionary[Any, tuple[Line, float, bool]] = (
@@ -87,7 +84,7 @@ class Transfers:
             return work
         work.wait()
         self._end(line, end_s, is_host=name in _BARRIERS)
-        return work if self._leaves_work else None
+        return None
 
     def _charge(
         self, name: str, group: Any, values: tuple[Any, ...], *, is_async: bool

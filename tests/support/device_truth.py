@@ -1,12 +1,10 @@
-"""Truth: charges to a stand-in for a device, as columns that a benchmark reads.
+"""Truth: charges to a stand-in for a device, as columns.
 
 Nothing of Forerun is imported here or in the modules beside it (``device_*.py``).
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 OUTSIDE = -1
@@ -42,7 +40,6 @@ class Truth:
         self.tables = {name: {column: [] for column in columns} for name, columns in
                        COLUMNS.items()}  # fmt: skip
         self.modules: list[dict[str, Any]] = []
-        self.notes: dict[str, str] = {}
         self.step = OUTSIDE
 
     def add(self, table: str, **values: Any) -> int:
@@ -60,18 +57,3 @@ class Truth:
         columns = self.tables[table]
         names = list(columns)
         return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-    def write(self, path: Path, **more: Any) -> None:
-        """Write all tables as one JSON file."""
-        value = {**more, **self.tables, "modules": self.modules, "notes": self.notes}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value), encoding="utf-8")
-
-
-def read_truth(path: Path) -> Truth:
-    """Read a file of ``Truth.write``."""
-    value = json.loads(path.read_text(encoding="utf-8"))
-    truth = Truth()
-    truth.tables = {name: value[name] for name in COLUMNS}
-    truth.modules, truth.notes = value["modules"], value["notes"]
-    return truth

@@ -1,18 +1,15 @@
 """Randomly drawn loops, in which the user acts on the model within or after given steps.
 
-As a case of ``hands_loop.py`` the acts come from ``HANDS_ACTS``; in one process, ``trained`` runs
-the loop without us and ``watched`` runs it with a session of a plain loop.
+``trained`` runs the loop without us, ``watched`` with a session of a plain loop.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-import json
 import multiprocessing
-import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,8 +17,21 @@ from typing import Any, NamedTuple
 
 import torch
 from hands_copies import described, module_attributes, unpickled
-from hands_loop import WIDTH, WINDOW, Training, case, compiled, noted, random_states
+from hands_loop import (
+    DEPTH,
+    HOOKED,
+    STEPS,
+    WIDTH,
+    WINDOW,
+    Case,
+    Training,
+    compiled,
+    noted,
+    random_states,
+)
+from hands_runs import Outcome, differences, missing_records
 from hands_wraps import Adapted
+from hypothesis import strategies as st
 from torch import nn
 
 
@@ -261,16 +271,6 @@ ACTS: dict[str, Callable[[Drawn, int], Any]] = {
 COMPILING = sorted(name for name in ACTS if name.startswith("compile"))
 
 
-def to_text(acts: Iterable[Act]) -> str:
-    """Return acts as a value of ``HANDS_ACTS``."""
-    return json.dumps([*acts])
-
-
-@case()
-def drawn(training: Training) -> None:
-    Drawn(training).train([Act(*each) for each in json.loads(os.environ["HANDS_ACTS"])])
-
-
 def trained(acts: Sequence[Act], files: Path) -> dict[str, Any]:
     """Train the loop and return its results as ``hands_loop.py`` writes them."""
     from torch._dynamo.utils import counters
@@ -299,3 +299,47 @@ def watched(acts: Sequence[Act], files: Path, directory: Path) -> dict[str, Any]
     finally:
         loop.end()
         loop.leave()
+
+
+FEWEST, MOST = 3, 8
+PLAIN = Case(Training.step, 1, len(HOOKED), has_operators=True, is_slow=False, is_grouped=False)
+"""Records that a drawn loop has."""
+_OTHERS = sorted({*ACTS} - {*COMPILING})
+
+
+def acts() -> st.SearchStrategy[list[Act]]:
+    """Draw different acts, each at one step or two; half of the loops also compile."""
+    compiling = st.lists(st.sampled_from(COMPILING), max_size=1)
+    others = st.lists(st.sampled_from(_OTHERS), min_size=FEWEST, max_size=MOST, unique=True)
+    return st.builds(lambda one, more: [*one, *more], compiling, others).flatmap(_placed)
+
+
+def _placed(names: Sequence[str]) -> st.SearchStrategy[list[Act]]:
+    place = st.tuples(st.integers(0, STEPS - 1), st.booleans(), st.integers(0, DEPTH - 1))
+    places = st.lists(place, min_size=1, max_size=2, unique=True)
+    return st.tuples(*(places for _ in names)).map(
+        lambda drawn: [
+            Act(step, is_after, name, layer)
+            for name, at in zip(names, drawn, strict=True)
+            for step, is_after, layer in (at[:1] if name in COMPILING else at)
+        ]
+    )
+
+
+def differences_in_process(drawn: Sequence[Act], home: Path) -> list[str]:
+    """Train with and without a session in this process; return differences and lost records."""
+    bare, watched_outcome = (
+        Outcome((), {"here": ended}, {})
+        for ended in (
+            trained(drawn, home / "without"),
+            watched(drawn, home / "watched", home / "calibrated"),
+        )
+    )
+    return [*differences(bare, watched_outcome), *unrecorded(drawn, home / "calibrated")]
+
+
+def unrecorded(drawn: Sequence[Act], directory: Path) -> list[str]:
+    """Return what the records lack; some may be missing if an act compiles in a hooked step."""
+    is_compiled = any(act.name in COMPILING for act in drawn)
+    missing = missing_records(directory, PLAIN, fewest=1 if is_compiled else None)
+    return [text for text in missing if not (is_compiled and text.endswith("no operators"))]

@@ -1,6 +1,6 @@
 """Ways to compile a model or its training; ``HANDS_STANCE`` forbids compilations after warm-up.
 
-``HANDS_BACKEND`` is dynamo's backend.  Each way reports dynamo's compilations at its end.
+Each way reports dynamo's compilations at its end.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from hands_loop import Training, case, loss_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-BACKEND = os.environ.get("HANDS_BACKEND", "eager")
+BACKEND = "eager"
 STANCE = os.environ.get("HANDS_STANCE", "default")
-STANCES = ("default", "fail_on_recompile", "error_on_recompile")
 WARM = 3
 """Steps of warm-up, after which nothing may be compiled: optimizer state and shapes are known."""
 IN_WINDOW, AFTER_WINDOW = 7, 12
 
 
 def compiled(what: Any, **options: Any) -> Any:
-    """Call ``torch.compile`` with the requested backend."""
+    """Call ``torch.compile`` with the backend of all."""
     return torch.compile(what, backend=BACKEND, **options)
 
 

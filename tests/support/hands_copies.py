@@ -52,20 +52,6 @@ def saved(value: Any) -> bytes:
     return file.getvalue()
 
 
-def pickle_copies(training: Training, pickler: Any) -> None:
-    """Pickle the model and a copy of it, in each step and after it."""
-    copied: Any = None
-    for number in training.steps():
-        training.backward()
-        training.note("in", unpickled(pickler.dumps(training.net)))
-        if number == MADE:
-            copied = copy.deepcopy(training.net)
-            training.note("copy", unpickled(pickler.dumps(copied)))
-        training.update()
-        training.note("after", unpickled(pickler.dumps(training.net)))
-    training.note("old copy", unpickled(pickler.dumps(copied)))
-
-
 @case()
 def nothing(training: Training) -> None:
     for _ in training.steps():
@@ -79,15 +65,20 @@ def nothing_by_two(training: Training) -> None:
 
 
 @case()
-def pickled(training: Training) -> None:
-    pickle_copies(training, pickle)
-
-
-@case()
 def cloud_pickled(training: Training) -> None:
+    """The model and a copy of it are pickled in each step and after it."""
     import cloudpickle
 
-    pickle_copies(training, cloudpickle)
+    copied: Any = None
+    for number in training.steps():
+        training.backward()
+        training.note("in", unpickled(cloudpickle.dumps(training.net)))
+        if number == MADE:
+            copied = copy.deepcopy(training.net)
+            training.note("copy", unpickled(cloudpickle.dumps(copied)))
+        training.update()
+        training.note("after", unpickled(cloudpickle.dumps(training.net)))
+    training.note("old copy", unpickled(cloudpickle.dumps(copied)))
 
 
 @case()
@@ -117,22 +108,6 @@ def saved_whole_by_two(training: Training) -> None:
         if number == MADE:
             copied = copy.deepcopy(training.net)
     torch.save(copied, training.path("kept.pt"))
-
-
-@case()
-def averaged(training: Training) -> None:
-    """An average is made in the window, updated in each later step, and saved at the end."""
-    average: Any = None
-    for number in training.steps():
-        training.backward()
-        if number == MADE:
-            average = torch.optim.swa_utils.AveragedModel(training.net)
-        if number > MADE:
-            average.update_parameters(training.net)
-        training.update()
-    training.note("looks", module_attributes(average))
-    training.note("output", average(training.batch()))
-    torch.save(average, training.path("average.pt"))
 
 
 @case()

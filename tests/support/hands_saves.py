@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import pickle
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -18,35 +17,6 @@ class Saver:
 
     def __init__(self) -> None:
         self.save = torch.save
-
-
-def names(training: Training) -> list[str]:
-    """Return the names of all files that the user has written."""
-    return sorted(str(p.relative_to(training.files)) for p in training.files.rglob("*"))
-
-
-@case()
-def save_in_a_pool(training: Training) -> None:
-    """Another process writes checkpoints; an error would be in the futures alone."""
-    futures: list[Future[Any]] = []
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-        for number in training.steps():
-            training.step()
-            weights = {name: p.detach().clone() for name, p in training.net.state_dict().items()}
-            futures.append(pool.submit(torch.save, weights, training.path(f"{number}.pt")))
-        training.note("errors", [repr(future.exception()) for future in futures])
-    training.note("names", names(training))
-
-
-@case()
-def save_in_threads(training: Training) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        for number in training.steps():
-            training.backward()
-            future = pool.submit(torch.save, training.net, training.path(f"in-{number}.pt"))
-            future.result()
-            training.update()
-            pool.submit(torch.save, training.net, training.path(f"after-{number}.pt")).result()
 
 
 @case(is_slow=True)

@@ -24,24 +24,6 @@ class Adapted(nn.Module):
 
 
 @case()
-def adapters(training: Training) -> None:
-    """Linear layers are replaced in a hooked step by modules that hold them, and put back later."""
-    for number in training.steps():
-        tokens = training.batch()
-        for layer in training.net.layers:
-            if number == MADE:
-                layer.linear_fc1 = Adapted(layer.linear_fc1)
-                parameters = [*layer.linear_fc1.down.parameters()]
-                training.optimizer.add_param_group({"params": parameters})
-            if number == MADE + 4:
-                layer.linear_fc1 = layer.linear_fc1.base_layer
-        training.backward(tokens)
-        training.note("in", sorted(training.net.state_dict()))
-        training.update()
-    training.note("looks", module_attributes(training.net))
-
-
-@case()
 def wrapped_after_a_step(training: Training) -> None:
     """Layers are replaced between two steps, while modules have hooks; one layer is new."""
     old: Any = None
@@ -160,23 +142,3 @@ def prepared_twice(training: Training) -> None:
         training.note("kinds", [type(training.model).__name__, type(training.optimizer).__name__])
     training.note("same", accelerator.unwrap_model(training.model) is training.net)
     accelerator.save(training.net.state_dict(), training.path("state.pt"))
-
-
-@case()
-def evaluated(training: Training) -> None:
-    """Evaluation, accumulation, clipping, a change of type and back, and a state read back."""
-    for number in training.steps():
-        for _ in range(2):
-            training.backward()
-        training.lost(nn.utils.clip_grad_norm_(training.net.parameters(), 1.0))
-        training.update()
-        if number % 4 == 3:
-            training.net.eval()
-            with torch.inference_mode():
-                training.lost(training.loss_of(training.batch()))
-            training.net.train()
-        if number == MADE + 1:
-            training.net.to(torch.float64).to(torch.float32)
-            training.net.load_state_dict(training.net.state_dict())
-            training.optimizer.load_state_dict(training.optimizer.state_dict())
-        training.note("keys", sorted(training.net.state_dict()))

@@ -176,11 +176,6 @@ def test_a_limit_is_one_that_the_run_is_inside_or_over(run: Forecast) -> None:
     assert "inside the deadline" in both and "over the budget of 1 h" in both
 
 
-def test_cost_and_energy_carry_their_names(run: Forecast) -> None:
-    line = finish_line(replace(run, cost=824.0, energy_j=8.28e8), Goals())
-    assert line.endswith("330 GPU-hours · costs 824.00 · energy 0.23 MWh")
-
-
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
@@ -192,12 +187,6 @@ def test_cost_and_energy_carry_their_names(run: Forecast) -> None:
 def test_no_cost_is_below_zero(low: float, high: float, expected: str) -> None:
     cost = replace(COST, overhead_frac=min(0.004, high), low_frac=low, high_frac=high)
     assert checked_line(HOOKS, cost, None, None) == f"checked: hooks 214 of 214, {expected}"
-
-
-def test_a_cost_that_was_not_measured_says_why() -> None:
-    assert checked_line(HOOKS, None, None, None).endswith(
-        "cost not measured: too few steps with and without hooks"
-    )
 
 
 @pytest.mark.slow
@@ -263,11 +252,6 @@ def test_a_layout_on_other_ranks_is_named_with_the_command_that_plans_for_them(
     assert "forerun plan DIR --gpus 16 --show 2 prints" in decision_line(decision, plan)
 
 
-def test_memory_without_a_capacity_says_so(planned: Planned) -> None:
-    line = faster_line(planned(memory_capacity_nbytes=None), None)
-    assert line.startswith("faster here: ") and "capacity not known" in line
-
-
 def test_an_abstention_says_what_is_missing() -> None:
     decision = decide(Goals(restart_cost_s=1.0), forecast=None, plan=None)
     assert decision_line(decision) == (
@@ -314,10 +298,6 @@ def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> No
     assert "its saving depends on the end" in faster_line(faster, decision, has_end=False)
     line = decision_line(decision, faster)
     assert line == f"decision: none yet (end of the run not known: {end.reason})"
-
-
-def test_an_undescribed_run_is_told_by_its_ranks_and_its_step() -> None:
-    assert run_line(None, 2, 0.148, device="cpu") == "2 x CPU · step 0.148 s"
 
 
 def test_a_device_without_a_data_sheet_says_why_there_is_no_mfu(layout: Layout) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 SCRIPT = Path(__file__).parents[2] / "support" / "launched_loop.py"
 WORDS = "--calibrate --calibrate-steps=6 --calibrate-wandb=off --calibrate-total-steps=24"
 

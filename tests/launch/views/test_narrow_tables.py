@@ -57,13 +57,6 @@ def test_columns_go_in_their_order(width: int, seen: list[str]) -> None:
     assert "…" not in text
 
 
-@given(width=st.integers(20, 140))
-def test_what_is_kept_fits_or_nothing_is_left_to_spare(width: int) -> None:
-    report_table = TABLE.fit_to_width(width)
-    assert report_table.columns[:2] == TABLE.columns[:2]
-    assert "…" not in printed(width) or not {"90 %", "rests on"} & set(report_table.columns)
-
-
 @pytest.fixture(scope="module")
 def answer() -> Answer:
     request = json.loads((GOLDEN / "request.json").read_text())

@@ -20,8 +20,6 @@ from forerun.launch.views.answer_tables import (
     bars,
     knee_line,
     plans_table,
-    scaling_lines,
-    scaling_text,
 )
 from forerun.launch.views.table import show_table
 
@@ -77,15 +75,6 @@ def test_table_and_bars_fit_the_screen(curves: list[Scaling], num_devices: int, 
     assert max(map(len, bars(curves[:num_devices]))) <= 80
 
 
-def test_one_number_of_gpus_has_no_bars(curves: list[Scaling]) -> None:
-    single = [replace(one, points=one.points[:1], growths=()) for one in curves]
-    text = scaling_text(single)
-    assert "█" not in text
-    assert f"{B200} against H100 on 64 GPUs" in text
-    assert text.count("against") == 1
-    assert "█" in scaling_text(curves)
-
-
 def test_bars_are_as_long_as_the_efficiency(curves: list[Scaling]) -> None:
     lines = list(bars(curves[:1]))[1:]
     lengths = [line.count("█") for line in lines]
@@ -93,20 +82,6 @@ def test_bars_are_as_long_as_the_efficiency(curves: list[Scaling]) -> None:
     for line, point in zip(lines, curves[0].points, strict=True):
         assert line.count("█") == round(32 * point.efficiency_frac)
         assert f"{point.efficiency_frac * 100:.0f} %" in line
-
-
-def test_what_bends_the_curve_is_said_in_words(curves: list[Scaling]) -> None:
-    first, *_ = scaling_lines(curves[:1])
-    assert first == knee_line(curves[0])
-    lines = list(scaling_lines(curves))
-    last = next(line for line in lines if "4,096 to 8,192 GPUs give" in line)
-    assert "PP bubble (+" in last
-    assert "DP exposed (+" in last
-    far = [point for one in curves for point in one.points if not point.is_trusted]
-    assert any("too far to trust" in line for line in lines) is bool(far)
-    comparisons = [line for line in lines if line.startswith(f"{B200} against")]
-    assert len(comparisons) == 2  # the least and the most GPUs
-    assert "times the tokens/s" in comparisons[0]
 
 
 def test_the_knee_is_told_with_what_it_may_be(curves: list[Scaling]) -> None:
