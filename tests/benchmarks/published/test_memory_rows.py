@@ -13,8 +13,6 @@ from forerun.calib.memory.peak import memory
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import Engine, Recompute
 
-pytestmark = pytest.mark.slow
-
 GOLDEN = Path(__file__).parents[2] / "golden" / "steps"
 CARD = {
     **{"row_id": "card", "system": "DGX-H100", "model": "Qwen3_30B_a3B", "precision": "BF16"},
