@@ -34,9 +34,9 @@ def test_virtual_stages_keep_whole_groups_and_all_else_stays(layout: Layout) -> 
         assert replace(one, batch=running.batch) == running and one.num_microbatches % 2 == 0
 
 
-def planned(running: RunConfig, planted: Callable[..., Any], room_frac: float) -> Plan:
+def planned(running: RunConfig, planted: Callable[..., Any], capacity_frac: float) -> Plan:
     """The plan where so many times the memory of the running layout is there."""
-    capacity_nbytes = round(room_frac * memory(running).total_nbytes)
+    capacity_nbytes = round(capacity_frac * memory(running).total_nbytes)
     steps = steps_of(planted())
     return plan(running, steps, memory_capacity_nbytes=capacity_nbytes, keep=KEEP)
 
@@ -50,8 +50,8 @@ def test_room_makes_the_best_faster_and_ends_recompute(
     device = "NVIDIA A100-SXM4-80GB"
     running = layout(dp=2, micro=1, recompute=Recompute.FULL, device=device, model=model)
     times_s = []
-    for room_frac in (1.1, 1.5, 2.0, 4.0, 20.0):
-        rows = planned(running, planted, room_frac).rows.values()
+    for capacity_frac in (1.1, 1.5, 2.0, 4.0, 20.0):
+        rows = planned(running, planted, capacity_frac).rows.values()
         able = [one for one in rows if one.verdict is not Verdict.DOES_NOT_FIT]
         times_s.append(min(one.step_time_s for one in able))
     assert all(before >= after for before, after in pairwise(times_s))

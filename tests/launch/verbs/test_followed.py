@@ -103,6 +103,5 @@ def test_another_layout_is_told_but_not_how(noted: Path, capsys: Out) -> None:
 
 def test_why_tells_that_the_script_cannot_be_asked(noted: Path, capsys: Out) -> None:
     out = plan(noted, capsys, "--why", "recompute=layernorm")
-    (line,) = [line for line in out.splitlines() if line.startswith("why not ")]
-    _, _, reason = " ".join(out.split()).partition(" ".join(line.split()))
-    assert "pretrain_gpt.py takes no --recompute-modules" in reason
+    _, _, reason = " ".join(out.split()).partition("why not recompute=layernorm: ")
+    assert reason.startswith("pretrain_gpt.py takes no --recompute-modules")
