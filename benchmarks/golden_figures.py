@@ -2,7 +2,8 @@
 
 Steps of each source of ``generalise.py``, from no row and from one, with the rows of
 ``tests/golden/steps`` and ``recipes/published``; operators and collectives of
-``tests/golden/published`` by the protocols that a table supports.
+``tests/golden/published`` by the protocols that a table supports; transfers and copies that nobody
+measured, or one group of ranks alone, on devices and nodes of each kind.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from forerun.benchmarks.protocols.operators import (
 from forerun.benchmarks.protocols.scores import Split, concat_scored
 from forerun.benchmarks.published.readers import RECIPES, read_published
 from forerun.calib.fit import fit_machine
+from forerun.calib.network import Group, Samples, fit_transfers, host_copy_s, known_network
+from forerun.calib.records import Cluster, SeenNode, StatedNodes
+from forerun.calib.workload import Collective, GroupRole, Operator, OperatorKind, Phase
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 ABSENT = "huggingface/nanotron"
@@ -38,11 +42,27 @@ TABLES = (
     *COLLECTIVES, *OPERATORS,
     RECIPES / "example_collectives.csv", RECIPES / "example_operators.csv",
 )  # fmt: skip
+DEVICES = (
+    *("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "NVIDIA GB200"),
+    *("NVIDIA GH200 96GB", "Tesla V100-SXM2-32GB", "NVIDIA L40S", "AMD Instinct MI300X", "cpu"),
+)
+CLUSTERS = {
+    "usual": Cluster(),
+    "pcie": Cluster(stated=StatedNodes(joint="pcie", num_gpus=4, num_cards=1)),
+    "sockets": Cluster(
+        seen=(SeenNode(num_gpus=4, num_cards=1, card_bytes_per_s=25e9, wire="socket"),)
+    ),
+    "cards": Cluster(stated=StatedNodes(num_cards=2, card_bytes_per_s=12.5e9)),
+}
+_PAYLOADS = np.array([1e3, 1e6, 1e9])
+_SPANS = ((2, 1), (8, 1), (16, 2), (8, 8), (1024, 128))
+"""Ranks and nodes."""
 FIGURES = {
     **{f"steps_{place}": name for place, name in enumerate(STEPS)},
     **{path.stem: path for path in TABLES},
+    **{f"links_{place}": device for place, device in enumerate(DEVICES)},
 }
-"""Source or table of each set of figures, by name."""
+"""Source, table or device of each set of figures, by name."""
 
 
 def figures(name: str) -> dict[str, Any]:
@@ -50,6 +70,8 @@ def figures(name: str) -> dict[str, Any]:
     with threadpool_limits(1):
         if name.startswith("steps_"):
             return {"steps": list(_steps(FIGURES[name]))}
+        if name.startswith("links_"):
+            return {"links": list(_links(str(FIGURES[name])))}
         return {"rows": list(_rows(FIGURES[name]))}
 
 
@@ -87,3 +109,37 @@ def _every_second(samples: Sequence[OperatorSamples]) -> Iterator[pd.DataFrame]:
 def _split(samples: OperatorSamples, protocol: str, seed: int) -> Iterator[tuple[str, Split]]:
     is_known = np.arange(len(samples)) % 2 == seed
     yield protocol, Split(train=is_known, test=~is_known)
+
+
+def _links(device: str) -> Iterator[list[Any]]:
+    """Yield time and deviation of transfers: with nothing measured, and with one group alone."""
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        shape: dict[str, Any] = {"shape": (10**9,), "element_nbytes": 1}
+        copy = Operator(kind=OperatorKind.HOST_COPY, phase=phase, **shape)
+        yield ["copy", phase.value, host_copy_s(copy, device)]
+    one = Group(collective=Collective.ALL_REDUCE, num_ranks=4, role=GroupRole.DP)
+    samples = Samples(nbytes=_PAYLOADS, time_s=2e-5 + _PAYLOADS / 1e11, weight=np.ones(3))
+    clusters = CLUSTERS if device == DEVICES[0] else {"usual": CLUSTERS["usual"]}
+    for title, cluster in clusters.items():
+        prior = known_network(device, cluster)
+        for measured in ({}, {one: samples}):
+            model = fit_transfers(measured, prior)
+            for group in _groups():
+                transfers = model.estimate(group, _PAYLOADS)
+                spread = map(float, transfers.half_width_log)
+                key = [title, len(measured), group.name, group.num_nodes, group.num_chosen]
+                yield [*key, *map(float, np.exp(transfers.log_time)), *spread]
+
+
+def _groups() -> Iterator[Group]:
+    for collective in Collective:
+        for ranks, nodes in _SPANS:
+            role = (
+                GroupRole.PP if collective in (Collective.SEND, Collective.RECV) else GroupRole.DP
+            )
+            yield Group(collective=collective, num_ranks=ranks, num_nodes=nodes, role=role)
+    for chosen in (2, 8):
+        yield Group(
+            collective=Collective.ALL_TO_ALL, num_ranks=16, num_nodes=2, role=GroupRole.EP,
+            num_chosen=chosen,
+        )  # fmt: skip
