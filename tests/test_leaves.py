@@ -27,7 +27,11 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "normal": ("launch/verbs/normal.py", "launch/views/normal.schema.json"),
     "wrapper": ("launch/verbs/run.py", "launch/wrapper"),
     "probes": ("launch/verbs/probe.py", "hooks/probing"),
-    "what-if": ("calib/answers/what_if.py", "launch/views/templates/what_if.js"),
+    "what-if": (
+        "calib/answers/what_if.py",
+        "launch/views/what_if.py",
+        "launch/views/templates/what_if.js",
+    ),
 }
 """Files of each leaf."""
 QUESTIONS = ("cpu_report", "cpu_status")

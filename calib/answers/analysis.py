@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
+from ...leaves import leaf
 from ..advice import (
     UNKNOWN_LAYOUT,
+    Candidate,
     Decision,
     Explanation,
     Plan,
@@ -61,7 +63,6 @@ from .transcript import (
     run_line,
     with_prefix,
 )
-from .what_if import what_if
 
 _T = TypeVar("_T")
 
@@ -275,11 +276,16 @@ def _modelled(
         ),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
         what_if=apart(
-            *("what another choice would give", (), what_if, others, fit.steps),
+            *("what another choice would give", (), _what_if, others, fit.steps),
             *(request.goals.gpus, offset_nbytes),
         ),
         failures=tuple(failures),
     )
+
+
+def _what_if(*choices: Any) -> tuple[Candidate, ...]:
+    what_if = leaf(".what_if:what_if", __package__ or "")
+    return () if what_if is None else what_if(*choices)
 
 
 def _lines_of_layout(

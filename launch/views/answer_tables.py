@@ -15,7 +15,6 @@ from ...calib.advice import (
     Plan,
     ScalePoint,
     Scaling,
-    axis_value,
     exclusion_reason,
 )
 from ...calib.fit import Source
@@ -28,11 +27,9 @@ from ...calib.forecast import (
     remaining_run_cost,
 )
 from ...calib.memory import Verdict
-from ...calib.search import layout_label
 from ...calib.shell import printable
 from ...calib.timeline import PART_TEXTS
 from ...calib.units import TERA, format_count, format_frac, format_time
-from ...calib.workload import RunConfig
 from .table import (
     Cell,
     ReportTable,
@@ -371,16 +368,16 @@ GPU_HOURS, FINISH, COST = "GPU-hours left", "finish (UTC)", "cost"
 SPARE = (FLOP, FINISH, GPU_HOURS, MFU)
 """Columns to drop on a narrow screen, in order of dropping."""
 _Cells = dict[str, Callable[[Candidate], str]]
-_STEP: _Cells = {
+STEP_CELLS: _Cells = {
     "step": lambda row: time_cell(row.step_time_s),
     "90 %": lambda row: span_cell(row.low_s, row.high_s),
 }
-_AGAINST: _Cells = {
+AGAINST_CELLS: _Cells = {
     "against running": lambda row: Cell(
         row.against_text, {" (frac)": row.time_frac if row.is_comparable else None}
     )
 }
-_FITS: _Cells = {
+FITS_CELLS: _Cells = {
     "memory": lambda row: bytes_cell(row.memory.total_nbytes),
     "fits": lambda row: row.verdict.value,
 }
@@ -408,10 +405,10 @@ def layouts_table(
         {
             "#": lambda row: numbers[id(row)],
             "layout": lambda row: row.label + f" ({running_label})" * (row is plan.running),
-            **_STEP,
-            **(_AGAINST if plan.running.is_comparable else {}),
+            **STEP_CELLS,
+            **(AGAINST_CELLS if plan.running.is_comparable else {}),
             **throughput_cells(rows, remaining_run),
-            **_FITS,
+            **FITS_CELLS,
             "rests on": lambda row: _provenance(row.source_frac),
         },
     ).with_spare_columns(
@@ -428,53 +425,6 @@ def layouts_table(
     )
 
 
-def what_if_rows(rows: Sequence[Candidate]) -> list[Candidate]:
-    """Return distinct choices in menu order: ranks, layout by first appearance, micro-batch."""
-    places: dict[str, int] = {}
-    for row in rows:
-        places.setdefault(_split_words(row.config), len(places))
-    first = {tuple(cell(row) for cell in _MENUS.values()): row for row in reversed(rows)}
-    return sorted(
-        first.values(),
-        key=lambda row: (
-            row.config.parallelism.num_ranks,
-            places[_split_words(row.config)],
-            row.config.batch.micro_batch_size,
-            axis_value(row.config, "recompute"),
-        ),
-    )
-
-
-def what_if_table(rows: Sequence[Candidate]) -> ReportTable:
-    """Return the results of each choice; the first ``NUM_MENUS`` columns are the choice."""
-    return table_of(
-        "what_if",
-        f"All {len(rows)} choices",
-        rows,
-        {
-            **_MENUS,
-            **_STEP,
-            **_AGAINST,
-            "tokens/s": lambda row: count_cell(row.throughput.tokens_per_s),
-            **_FITS,
-        },
-    )
-
-
-def _split_words(config: RunConfig) -> str:
-    """Return the label of a layout without the settings of other menus."""
-    others = f"mbs{config.batch.micro_batch_size}", axis_value(config, "recompute")
-    words = [word for word in layout_label(config).split() if word not in others]
-    return " ".join(words) or "no parallelism"
-
-
-_MENUS: Mapping[str, Callable[[Candidate], str]] = {
-    "GPUs": lambda row: whole_cell(row.config.parallelism.num_ranks),
-    "layout": lambda row: _split_words(row.config),
-    "micro-batch": lambda row: whole_cell(row.config.batch.micro_batch_size),
-    "recompute": lambda row: axis_value(row.config, "recompute"),
-}
-NUM_MENUS = len(_MENUS)
 _HOST_WAIT_FRAC = 0.1
 """Share of waiting for the host from which a layout is named."""
 
@@ -622,7 +572,7 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
     cells: dict[str, Callable[[BestLayout], str]] = {
         "GPUs": lambda row: str(row.num_ranks),
         "best layout": lambda row: row.candidate.label if row.candidate else "none fits",
-        **{name: fitting(read) for name, read in _STEP.items()},
+        **{name: fitting(read) for name, read in STEP_CELLS.items()},
         TOKENS: fitting(lambda one: count_cell(one.throughput.tokens_per_s)),
         "efficiency": lambda row: format_frac(row.point.efficiency_frac) if row.point else "",
     }

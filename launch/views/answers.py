@@ -20,22 +20,21 @@ from ...calib.answers import (
     PREDICTED,
     PREFIX,
     Answer,
-    Modelled,
     Request,
     duration_s,
     ended_text,
     format_moment,
-    predict_words,
     run_line,
     step_trace,
 )
 from ...calib.forecast import Evaluation, PastForecast, remaining_run_cost
 from ...calib.records import CREATED, OPEN, PRIVATE, with_iso_times, write_json, write_text
 from ...calib.samples import SampleTable, write_table
-from ...calib.shell import joined, printable_lines, quoted
+from ...calib.shell import printable_lines, quoted
 from ...calib.timeline import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process import FORECAST
+from ...leaves import leaf
 from ..store import (
     FORECASTS,
     MAX_STORED_POINTS,
@@ -59,12 +58,9 @@ from ..views.charts import (
 )
 from .answer_tables import (
     NUM_LAYOUTS,
-    NUM_MENUS,
     forecast_tables,
     notes_of,
     tables_of,
-    what_if_rows,
-    what_if_table,
 )
 
 REQUEST = "request.json"
@@ -215,7 +211,9 @@ def render(page: Page, *, directory: str = "DIR") -> str:
     modelled = page.answer.modelled
     plan = None if modelled is None else modelled.plan
     rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
-    script = Markup(_text("what_if.js"))
+    section = leaf(".what_if:section", __package__ or "")
+    what_if = section(modelled.what_if, directory) if section and modelled is not None else None
+    script = Markup(what_if["script"] if what_if else "")
     tables = [*tables_of(page.answer), *forecast_tables(page.track)]
     environment = Environment(
         autoescape=True,
@@ -226,7 +224,7 @@ def render(page: Page, *, directory: str = "DIR") -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.from_string(_text(PAGE)).render(
-        what_if=None if modelled is None else _what_if(modelled, directory),
+        what_if=what_if,
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=_card(page, directory),
@@ -247,22 +245,6 @@ def render(page: Page, *, directory: str = "DIR") -> str:
 def _text(name: str) -> str:
     home = resources.files(__package__ or "forerun.launch.views").joinpath("templates")
     return home.joinpath(name).read_text(encoding="utf-8")
-
-
-def _what_if(answer: Modelled, directory: str) -> dict[str, Any] | None:
-    """Return the table of choices and the script's data; None with fewer than two choices."""
-    if len(answer.what_if) < 2:
-        return None
-    running, rows = answer.what_if[0].config, what_if_rows(answer.what_if)
-    table = what_if_table(rows)
-    option_words = [predict_words(row.config, running) for row in rows]
-    option_texts = [None if words is None else joined(words) for words in option_words]
-    data = {
-        "command": f"forerun predict {quoted(directory)}",
-        "running": rows.index(answer.what_if[0]),
-        "rows": [[*row, words] for row, words in zip(table.rows, option_texts, strict=True)],
-    }
-    return {"table": table, "num_menus": NUM_MENUS, "data": data}
 
 
 def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:

@@ -17,9 +17,9 @@ import what_if_menus
 import forerun
 from forerun.calib.answers.what_if import MOST_ROWS, what_if
 from forerun.calib.workload.config import RunConfig
-from forerun.launch.views.answer_tables import NUM_MENUS
 from forerun.launch.views.answers import page_of as made
 from forerun.launch.views.answers import render
+from forerun.launch.views.what_if import NUM_MENUS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 NUM_SETTINGS = 50
