@@ -4,7 +4,8 @@
 
 Each number within a constant of ``chosen_constants.py`` is moved alone where it is written (a count
 by at least one), in a process that has imported nothing of the package; figures and answers of
-``golden_answers.py``, which tests hold, are asked until one differs.  The exit code is 1 if nothing notices a number.
+``golden_answers.py``, which tests hold, are asked until one differs.  The exit code is 1 if nothing
+notices a number.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 TABLE = build_table(read_run(GOLDEN))
 RUNNING = running_config(TABLE)
 REQUEST = Request(now_unix_s=1e9, last_step=11)
-PARTS = ("plan", "what_if", "explain", "lint")
+PARTS = ("plan", "_what_if", "explain", "lint")
 EXPERTS = Experts(num_experts=8, ffn_hidden_size=64)
 LOOPS = [
     ("Megatron-LM 0.16", Engine.MEGATRON),
