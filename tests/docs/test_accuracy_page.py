@@ -30,9 +30,9 @@ SETS = {
         "Megatron-Bridge cards, H100 | calibrate_3",
     ("llm-foundry, MPT under FSDP on A100 and H100", "3 layouts of the machine"):
         "llm-foundry, FSDP | calibrate_3",
-    ("MLPerf, DGX Cloud, InternEvo: 8 to 10,752 GPUs", "the smallest scale of a series"):
+    ("MLPerf, DGX Cloud: 8 to 10,752 GPUs", "the smallest scale of a series"):
         "pooled: MLPerf systems, DGXC, small tables | scale_out",
-    ("six sets, to more nodes (median error)", "layouts on the fewest nodes"):
+    ("five sets, to more nodes (median error)", "layouts on the fewest nodes"):
         "pooled: Sailor GH200, llm-foundry, FSDP, MLPerf systems, DGXC, small tables, nanotron "
         "| more_nodes",
     ("nanotron, Llama 1B on 2 nodes", "3 layouts"): "nanotron | calibrate_3",
