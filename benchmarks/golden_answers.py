@@ -341,7 +341,9 @@ def answer_differences(name: str, answer: Any) -> list[str]:
 
 
 def differences(expected: Any, answer: Any, where: str) -> Iterator[str]:
-    """Yield a line for each place at which two JSON values differ."""
+    """Yield a line for each place at which two JSON values differ; a share that is absent is 0."""
+    if None in (expected, answer) and isinstance(expected or answer, float):
+        expected, answer = float(expected or 0.0), float(answer or 0.0)
     if isinstance(expected, dict) and isinstance(answer, dict):
         for key in sorted({*expected, *answer}):
             yield from differences(expected.get(key), answer.get(key), f"{where}.{key}")
