@@ -13,7 +13,7 @@ import pytest
 
 from forerun.calib.advice.axes import layout_words
 from forerun.calib.advice.decision import Rule, decide
-from forerun.calib.advice.planning import Candidate, Plan
+from forerun.calib.advice.planning import Plan
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.finish_line import finish_line
 from forerun.calib.answers.request import Request
@@ -24,9 +24,7 @@ from forerun.calib.answers.transcript import (
     decision_line,
     faster_line,
     run_line,
-    with_prefix,
 )
-from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.calib.forecast.forecasts import Forecast, RemainingTime
 from forerun.calib.forecast.rates import Throughput
 from forerun.calib.layers.model_size import model_name
@@ -100,39 +98,6 @@ def faster(planned: Planned) -> Plan:
         log_ratio_sigma=0.03,
     )
     return replace(plan, running=running, candidates=(best,))
-
-
-def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) -> None:
-    config = replace(
-        faster.running.config,
-        cadence=replace(faster.running.config.cadence, train_iters=10_000),
-    )
-    goals = Goals(restart_cost_s=720.0, limit_unix_s=run.now_unix_s - 3960.0 + 172_800.0)
-    decision = decide(goals, forecast=run, plan=faster)
-    lines = with_prefix(
-        [
-            run_line(config, config.parallelism.num_ranks, 1.842, RATE),
-            finish_line(run, goals),
-            faster_line(faster, decision),
-            decision_line(decision, faster, directory="my runs"),
-            checked_line(HOOKS, COST, 1.842, PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93)),
-        ]
-    )
-    words = layout_words(faster.candidates[0].config)
-    (reason,) = decision.reasons
-    assert lines == [
-        f"[forerun] {model_name(config)} · 8 x H100 · {layout_words(config)} · step 1.842 s · "
-        "41.2 % MFU · 71,200 tokens/s",
-        "[forerun] ends Thu 14:10 UTC (by 16:45 with 95 %) · 41.2 h in all · 330 GPU-hours · "
-        "inside the Slurm limit of 48 h",
-        f"[forerun] faster here: {words} · 11 % less per step (6 to 15) · memory 71 of 80 GiB · "
-        "saves 4.4 h less 12.0 min for the restart",
-        "[forerun] decision: keep running until another window confirms it ("
-        f"{100 * reason.probability:.3g} % chance that a restart "
-        "pays off, threshold 90 %) · forerun plan 'my runs' --show 1 prints the command",
-        "[forerun] checked: model 1.861 s (1.800 s to 1.930 s), 1.0 % off · hooks 214 of 214, "
-        "cost not measurable (below 0.9 %)",
-    ]
 
 
 def test_a_moment_is_said_as_closely_as_it_is_near(run: Forecast) -> None:
@@ -209,13 +174,6 @@ def test_no_saving_is_below_zero_whatever_a_restart_costs(
     assert ("less" if numbers["net_s"] >= 0 else "but a restart costs") in line
 
 
-def test_a_gain_that_may_be_a_loss_is_none(faster: Plan) -> None:
-    unsure = replace(faster.candidates[0], time_frac_low=-0.3, time_frac_high=0.08)
-    line = faster_line(replace(faster, candidates=(unsure,)), None)
-    assert line.startswith("perhaps faster here: ") and "11 %" not in line
-    assert "cannot tell (8 % more to 30 % less per step)" in line
-
-
 def test_what_only_the_code_can_set_is_said_with_its_gain(faster: Plan, run: Forecast) -> None:
     loop = replace(faster.running.config, framework="PyTorch 2.13.0")
     best = faster.candidates[0]
@@ -252,13 +210,6 @@ def test_a_layout_on_other_ranks_is_named_with_the_command_that_plans_for_them(
     assert "forerun plan DIR --gpus 16 --show 2 prints" in decision_line(decision, plan)
 
 
-def test_an_abstention_says_what_is_missing() -> None:
-    decision = decide(Goals(restart_cost_s=1.0), forecast=None, plan=None)
-    assert decision_line(decision) == (
-        "decision: none yet (0 measured steps are too few; record at least 5 clean ones)"
-    )
-
-
 def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan) -> None:
     goals = Goals(restart_cost_s=1e9, deadline_unix_s=run.now_unix_s + 60.0)
     met = decide(goals, forecast=run, plan=faster).rules_met
@@ -282,14 +233,6 @@ def test_advice_that_waits_for_another_window_says_so(run: Forecast, faster: Pla
     assert "window" not in decision_line(second) + second.reasons[0].text
     calm = decide(Goals(restart_cost_s=1e9), forecast=run, plan=faster)
     assert "window" not in decision_line(calm) + calm.reasons[0].text
-
-
-def test_what_would_decide_is_said_where_a_row_is_not_sure(run: Forecast, faster: Plan) -> None:
-    best = replace(faster.candidates[0], time_frac_low=-0.3, time_frac_high=0.08)
-    plan = replace(faster, candidates=(best,))
-    line = decision_line(decide(Goals(), forecast=run, plan=plan), plan)
-    assert "--show" not in line
-    assert line.endswith(f" · a short run of {best.label} with --calibrate would decide")
 
 
 def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:
@@ -333,14 +276,6 @@ def test_a_model_is_called_what_its_paper_calls_it(
 ) -> None:
     config = replace(layout(), model=ModelShape(**sizes))
     assert model_name(config) == name
-
-
-def test_a_layout_is_spelled_out(planned: Planned) -> None:
-    candidates: tuple[Candidate, ...] = planned(num_ranks=(2, 8, 16)).candidates
-    for one in candidates:
-        words = layout_words(one.config)
-        assert f"micro-batch {one.config.batch.micro_batch_size}" in words
-        assert not re.search(r"mbs|noOverlap|gradOverlap|noP2P|offload:", words), words
 
 
 def test_a_run_whose_layout_is_not_known_says_so_and_what_to_do() -> None:
