@@ -15,9 +15,8 @@ from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord, Re
 from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.views.answer_tables import notes_of, tables_of
+from forerun.launch.views.answer_tables import tables_of
 from forerun.launch.views.answers import SAMPLES
-from forerun.launch.views.table import text_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000
@@ -58,20 +57,6 @@ def test_json_names_the_rank_its_cost_and_its_clock(
     assert lines[0].endswith("cause: compute")
 
 
-def test_the_report_shows_waiting_and_who_is_slow(
-    directory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(directory)]) == ExitCode.ANSWER
-    brief = capsys.readouterr().out.splitlines()
-    assert len(brief) <= 27 and "slow: rank 1" in "\n".join(brief)
-    assert brief[-1].endswith(f"forerun report {directory} --full")
-    assert main(["report", str(directory), "--full"]) == ExitCode.ANSWER
-    out = capsys.readouterr().out
-    assert "Waiting: stragglers, which hold up the others" in out
-    assert "Waiting: how far clocks are ahead of the first rank's" in out
-    assert "Stragglers: " not in out
-
-
 @pytest.fixture(scope="module")
 def steady() -> Answer:
     return analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=2e9))
@@ -82,9 +67,3 @@ def test_no_two_columns_of_a_table_have_one_name(steady: Answer) -> None:
     for table in tables_of(steady):
         assert len(set(table.columns)) == len(table.columns), table.key
         assert {len(row) for row in table.rows} == {len(table.columns)}
-
-
-def test_a_steady_run_blames_nobody(steady: Answer) -> None:
-    text = text_of([*tables_of(steady), *notes_of(steady)])
-    assert "Stragglers: no rank stands out in " in text and "slow:" not in text
-    assert "\ndp " in text and "clocks are ahead" not in text
