@@ -9,7 +9,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from json_schema import Mismatch, check
 
 from forerun.calib.advice.axes import AXES
 from forerun.calib.timeline.terms import Term
@@ -50,23 +49,14 @@ def test_json_says_the_same_as_the_other_verbs(home: str, capsys: Out) -> None:
     assert value["run_id"] and value["schema"] == 1 and value["sentence"]
 
 
-@pytest.mark.parametrize("words", [("running",), ("tp2 mbs1 full", "running"), ("1", "2")])
-def test_an_answer_is_what_the_schema_says(home: str, words: tuple[str, ...], capsys: Out) -> None:
+def test_the_schema_lists_all_terms_and_axes(capsys: Out) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--json-schema"])
-    schema = json.loads(capsys.readouterr().out)
-    value = value_of(capsys, home, *words)
-    names = schema["$defs"]
-    assert value.keys() == schema["properties"].keys() == {*schema["required"]}
-    assert value["layout"].keys() == names["layout"]["properties"].keys()
+    names = json.loads(capsys.readouterr().out)["$defs"]
     assert {t.value for t in Term} == {*names["terms"]["items"]["properties"]["term"]["enum"]}
     assert {*AXES} == {
         *names["change"]["properties"]["axes"]["items"]["properties"]["axis"]["enum"]
     }
-    check(value, schema)
-    value["layout"]["terms"][0]["term"] = "magic"
-    with pytest.raises(Mismatch, match="magic"):
-        check(value, schema)
 
 
 def test_a_waterfall_is_a_picture_for_light_and_dark(
