@@ -14,6 +14,15 @@ from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import ExitCode, build_parser, main
 
 
+@pytest.mark.parametrize("verb", ["report", "predict", "plan"])
+def test_an_empty_directory_is_no_data(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, str(tmp_path)]) == ExitCode.NO_DATA
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "--calibrate" in err
+
+
 @pytest.mark.parametrize(
     ("word", "message"), [("paln", "did you mean plan"), ("guess", "there are report, predict")]
 )

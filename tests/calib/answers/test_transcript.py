@@ -13,7 +13,7 @@ import pytest
 
 from forerun.calib.advice.axes import layout_words
 from forerun.calib.advice.decision import Rule, decide
-from forerun.calib.advice.planning import Plan
+from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.finish_line import finish_line
 from forerun.calib.answers.request import Request
@@ -24,7 +24,9 @@ from forerun.calib.answers.transcript import (
     decision_line,
     faster_line,
     run_line,
+    with_prefix,
 )
+from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.calib.forecast.forecasts import Forecast, RemainingTime
 from forerun.calib.forecast.rates import Throughput
 from forerun.calib.layers.model_size import model_name
@@ -98,6 +100,39 @@ def faster(planned: Planned) -> Plan:
         log_ratio_sigma=0.03,
     )
     return replace(plan, running=running, candidates=(best,))
+
+
+def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) -> None:
+    config = replace(
+        faster.running.config,
+        cadence=replace(faster.running.config.cadence, train_iters=10_000),
+    )
+    goals = Goals(restart_cost_s=720.0, limit_unix_s=run.now_unix_s - 3960.0 + 172_800.0)
+    decision = decide(goals, forecast=run, plan=faster)
+    lines = with_prefix(
+        [
+            run_line(config, config.parallelism.num_ranks, 1.842, RATE),
+            finish_line(run, goals),
+            faster_line(faster, decision),
+            decision_line(decision, faster, directory="my runs"),
+            checked_line(HOOKS, COST, 1.842, PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93)),
+        ]
+    )
+    words = layout_words(faster.candidates[0].config)
+    (reason,) = decision.reasons
+    assert lines == [
+        f"[forerun] {model_name(config)} · 8 x H100 · {layout_words(config)} · step 1.842 s · "
+        "41.2 % MFU · 71,200 tokens/s",
+        "[forerun] ends Thu 14:10 UTC (by 16:45 with 95 %) · 41.2 h in all · 330 GPU-hours · "
+        "inside the Slurm limit of 48 h",
+        f"[forerun] faster here: {words} · 11 % less per step (6 to 15) · memory 71 of 80 GiB · "
+        "saves 4.4 h less 12.0 min for the restart",
+        "[forerun] decision: keep running until another window confirms it ("
+        f"{100 * reason.probability:.3g} % chance that a restart "
+        "pays off, threshold 90 %) · forerun plan 'my runs' --show 1 prints the command",
+        "[forerun] checked: model 1.861 s (1.800 s to 1.930 s), 1.0 % off · hooks 214 of 214, "
+        "cost not measurable (below 0.9 %)",
+    ]
 
 
 def test_a_moment_is_said_as_closely_as_it_is_near(run: Forecast) -> None:
@@ -276,6 +311,14 @@ def test_a_model_is_called_what_its_paper_calls_it(
 ) -> None:
     config = replace(layout(), model=ModelShape(**sizes))
     assert model_name(config) == name
+
+
+def test_a_layout_is_spelled_out(planned: Planned) -> None:
+    candidates: tuple[Candidate, ...] = planned(num_ranks=(2, 8, 16)).candidates
+    for one in candidates:
+        words = layout_words(one.config)
+        assert f"micro-batch {one.config.batch.micro_batch_size}" in words
+        assert not re.search(r"mbs|noOverlap|gradOverlap|noP2P|offload:", words), words
 
 
 def test_a_run_whose_layout_is_not_known_says_so_and_what_to_do() -> None:

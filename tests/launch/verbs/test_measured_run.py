@@ -76,6 +76,15 @@ def test_files_are_what_their_schemas_say(
     check(value(request.getfixturevalue(home) / f"{name}.json"), file_schema(name))
 
 
+def test_all_files_are_there(watched_run: Path) -> None:
+    for name in ("forecast", "decision", "score", "request"):
+        assert value(watched_run / f"{name}.json")["run_id"] == "golden-run"
+    forecast = value(watched_run / "forecast.json")
+    assert forecast["reason_no_finish"] == "" and forecast["tokens_per_s"] > 0
+    page = (watched_run / "report.html").read_text(encoding="utf-8")
+    assert "golden-run" in page and "Groups of ranks" in page and "The measured step" in page
+
+
 def test_forecasts_between_windows_and_the_end_are_kept_and_compared(
     watched_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,6 +93,17 @@ def test_forecasts_between_windows_and_the_end_are_kept_and_compared(
     assert main(["report", str(watched_run), "--json"]) == ExitCode.ANSWER
     track = json.loads(capsys.readouterr().out)["track"]
     assert abs(track["first_error_of_total_frac"]) < 0.05
+
+
+def test_report_has_the_answer_as_text_and_as_json(
+    watched_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(watched_run)]) == ExitCode.ANSWER
+    assert "tokens/s" in capsys.readouterr().out
+    assert main(["report", str(watched_run), "--json"]) == ExitCode.ANSWER
+    result = json.loads(capsys.readouterr().out)
+    assert result["forecast"]["steps_left"] == NUM_STEPS - WINDOW_END
+    assert result["decision"]["groups"]
 
 
 def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,10 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def test_black_on_white_is_21() -> None:
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+
+
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
 def test_contrast(colours: dict[str, str]) -> None:
     for back in ("page", "panel"):
@@ -218,6 +222,12 @@ def test_forecasts_are_counted_as_made_and_short_runs_end_to_the_second() -> Non
     assert steps_chart([StepPoint(iteration=1, time_s=1.0)], 820) is None
     far = finish_chart([past_forecast(5, 1e9), past_forecast(6, 1e9 + 1e6)], None, 820)
     assert far is not None and far.text.endswith("says Thu 20 Sep 15:33 UTC")
+
+
+def test_steps_are_counted_as_run_not_as_drawn() -> None:
+    points = [StepPoint(iteration=n, time_s=1.0) for n in range(1000)]
+    drawing = steps_chart(points, 820)
+    assert drawing is not None and drawing.text.startswith("1000 steps")
 
 
 def test_a_name_leaves_the_interval_of_another_point_free() -> None:

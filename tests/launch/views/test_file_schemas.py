@@ -80,6 +80,12 @@ def test_every_file_is_there_and_is_what_its_schema_says(directory: Path) -> Non
     assert check_written_files(directory) == OF_A_RUN
 
 
+def test_a_drift_and_an_end_were_among_what_was_looked_at(files_by_name: FilesByName) -> None:
+    assert files_by_name["drift"][0]["events"]
+    assert {line["kind"] for line in files_by_name["forecasts"]} == {"forecast", "end"}
+    assert files_by_name["score"][0]["track"]["is_complete"]
+
+
 @pytest.mark.parametrize("name", sorted(OF_A_RUN))
 def test_an_unknown_name_and_a_missing_one_are_told(files_by_name: FilesByName, name: str) -> None:
     schema, value = file_schema(name), files_by_name[name][0]
@@ -128,6 +134,12 @@ def test_every_time_is_told_by_the_calendar_too(files_by_name: FilesByName) -> N
         *("answer", "decision", "forecast", "forecasts", "drift", "request"),
         *("owner", "stop-request"),
     }
+
+
+def test_the_decision_holds_the_forecast_that_it_was_made_on(files_by_name: FilesByName) -> None:
+    (top, run_decision), lines = files_by_name["decision"], files_by_name["forecasts"]
+    assert top == run_decision
+    assert top["forecast"]["finish_p50_unix_s"] == lines[0]["finish_p50_unix_s"]
 
 
 @pytest.mark.parametrize("name", sorted(FILE_NAMES))

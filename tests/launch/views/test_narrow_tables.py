@@ -18,6 +18,7 @@ from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
 from forerun.calib.forecast.rates import RemainingRun
+from forerun.calib.memory.peak import Verdict
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.views.answer_tables import BestLayout, layouts_table, plans_table, tables_of
@@ -101,6 +102,16 @@ def test_the_step_of_every_row_is_there_in_full_and_no_line_is_wider(
             steps = [row[table.columns.index("step")] for row in table.rows]
             lines = "\n".join(text.splitlines())
             assert all(lines.count(step) >= steps.count(step) for step in steps), table.key
+
+
+def test_eighty_columns_say_which_layout_does_not_fit(answer: Answer) -> None:
+    assert "fits" not in layouts_table(answer.known.plan).fit_to_width(60).columns
+    first, *others = answer.known.plan.candidates
+    too_large = replace(first, verdict=Verdict.DOES_NOT_FIT)
+    table = layouts_table(replace(answer.known.plan, candidates=(too_large, *others)))
+    for width in (60, 80):
+        assert {"step", "fits"} <= set(table.fit_to_width(width).columns)
+        assert "does not fit" in drawn(table, width)
 
 
 def test_wide_screens_hold_every_column(tables: list[ReportTable]) -> None:

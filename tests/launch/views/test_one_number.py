@@ -16,6 +16,14 @@ ANSWERS = Path(__file__).parents[2] / "golden" / "answers"
 RUNS = ("cpu", "quick", "tp2", "pp2", "ep2", "mixed8")
 GAIN = ("label", "step_time_s", "time_frac", "time_frac_low", "time_frac_high")
 
+TIMES = ("time (s)", "time per step (s)", "for the transfer (s)", "for later ranks (s)")
+SHARES = {
+    "step_parts": "of the modelled step (frac)",
+    "work": "of the simulated step (frac)",
+    "waiting": "of the measured step (frac)",
+}
+"""The step that the shares of a table are of."""
+
 
 def stored(name: str) -> dict[str, Any]:
     return json.loads((ANSWERS / f"{name}.json").read_text(encoding="utf-8"))
@@ -65,3 +73,7 @@ def test_a_table_of_a_companion_has_shares_of_its_running_step(run: str) -> None
                     assert frac == near(row["step (s)"] / running_s - 1)
         shares = [row["of the modelled step (frac)"] for row in tables.get("step_parts", ())]
         assert not shares or sum(shares) == pytest.approx(1.0, abs=1e-3)
+        for key, share in SHARES.items():
+            rows = [row for row in tables.get(key, ()) if row[share] > 1e-6]
+            steps_s = [sum(row.get(name, 0.0) for name in TIMES) / row[share] for row in rows]
+            assert steps_s == pytest.approx(steps_s[:1] * len(steps_s), rel=1e-9), key

@@ -57,6 +57,20 @@ def test_json_names_the_rank_its_cost_and_its_clock(
     assert lines[0].endswith("cause: compute")
 
 
+def test_the_report_shows_waiting_and_who_is_slow(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(directory)]) == ExitCode.ANSWER
+    brief = capsys.readouterr().out.splitlines()
+    assert len(brief) <= 27 and "slow: rank 1" in "\n".join(brief)
+    assert brief[-1].endswith(f"forerun report {directory} --full")
+    assert main(["report", str(directory), "--full"]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    assert "Waiting: stragglers, which hold up the others" in out
+    assert "Waiting: how far clocks are ahead of the first rank's" in out
+    assert "Stragglers: " not in out
+
+
 @pytest.fixture(scope="module")
 def steady() -> Answer:
     return analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=2e9))
