@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from forerun.benchmarks.protocols.scores import step_folds
 from forerun.benchmarks.protocols.table_steps import TableSteps
-from forerun.calib.arguments.megatron_args import options
 from forerun.calib.importers.canonical_steps import canonical_frame, read_steps
 from forerun.calib.importers.canonical_tables import read_table
 from forerun.calib.records.step_rows import StepRow
@@ -122,20 +120,6 @@ def test_a_measured_exchange_of_experts_changes_what_a_fused_dispatcher_takes(
         imported([known], directory, table)
         times_s.append(open_machine(directory).steps.predict([target_config]).time_s[0])
     assert times_s[1] > 1.1 * times_s[0]
-
-
-def test_the_verb_prints_it(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    known, unseen = parts("steps_simumax_b200_8gpu.csv.gz", 3)
-    imported(known, directory)
-    row = next(one for one in unseen if one.config.model == known[-1].config.model)
-    capsys.readouterr()
-    assert main(["predict", str(directory), "--json", *options(row.config)]) == 0
-    value = json.loads(capsys.readouterr().out)
-    scored = TableSteps().fit(known).predict([row])
-    assert value["step_time_s"] == pytest.approx(scored.time_s[0], rel=1e-6)
-    assert (value["low_s"], value["high_s"]) == pytest.approx(
-        (scored.low_s[0], scored.high_s[0]), rel=1e-6
-    )
 
 
 def test_a_layout_that_was_measured_takes_what_was_measured(directory: Path) -> None:

@@ -68,12 +68,3 @@ def test_report_tells_of_the_recorded_run(links: Path) -> None:
     done = run(links, "report", str(GOLDEN), "--full")
     assert done.returncode == 0, done.stderr
     assert "measured" in done.stdout and "Operator models" in done.stdout
-
-
-def test_an_impossible_layout_is_one_line_with_value_rule_and_remedy(links: Path) -> None:
-    done = run(
-        links, "predict", str(GOLDEN), "--pipeline-model-parallel-size", "2", "--num-layers", "5"
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "num_layers 5 does not split over pp 2" in done.stderr and "nearest" in done.stderr

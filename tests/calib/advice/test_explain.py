@@ -144,17 +144,6 @@ def test_layouts_that_cannot_be_told_apart_are_not_called_faster(
     assert "take the same time" in same.sentence and not difference(same).walk.changes
 
 
-def test_one_layout_is_told_by_its_largest_terms(
-    layout: Layout, planted: Callable[..., Any]
-) -> None:
-    explanation = explain(layout(tp=4), None, steps_of(planted(bytes_per_s=1e6)))
-    assert explanation.difference is None
-    assert (
-        explanation.sentence.startswith("TP4 mbs2 takes ")
-        and "TP transfers 9" in explanation.sentence
-    )
-
-
 def test_choices_of_another_layout_make_it(layout: Layout) -> None:
     one = layout(tp=2, dp=2, micro=2, recompute=Recompute.FULL)
     for other in every_layout(layout(dp=4), 4):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -275,15 +274,6 @@ def test_worth_measuring_are_the_fastest_that_may_be_faster_and_are_not_known(
     nan = dict.fromkeys(("time_frac", "time_frac_low", "log_ratio_sigma"), float("nan"))
     alone = replace(plan, candidates=tuple(replace(c, **nan) for c in plan.candidates))
     assert len(alone.worth_measuring) == 3
-
-
-def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:
-    plan = planned(memory_capacity_nbytes=2**30)
-    value = json.loads(json.dumps(plan.to_json()))
-    assert value["schema"] == 1
-    assert value["best"] == plan.candidates[0].label
-    assert RunConfig.from_json(value["config"]) == plan.running.config
-    assert len(value["candidates"]) == len(plan.candidates)
 
 
 def test_no_ranks_are_refused(layout: Layout, planted: Callable[..., Any]) -> None:

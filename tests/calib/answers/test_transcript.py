@@ -209,13 +209,6 @@ def test_no_saving_is_below_zero_whatever_a_restart_costs(
     assert ("less" if numbers["net_s"] >= 0 else "but a restart costs") in line
 
 
-def test_a_gain_that_may_be_a_loss_is_none(faster: Plan) -> None:
-    unsure = replace(faster.candidates[0], time_frac_low=-0.3, time_frac_high=0.08)
-    line = faster_line(replace(faster, candidates=(unsure,)), None)
-    assert line.startswith("perhaps faster here: ") and "11 %" not in line
-    assert "cannot tell (8 % more to 30 % less per step)" in line
-
-
 def test_what_only_the_code_can_set_is_said_with_its_gain(faster: Plan, run: Forecast) -> None:
     loop = replace(faster.running.config, framework="PyTorch 2.13.0")
     best = faster.candidates[0]
@@ -252,13 +245,6 @@ def test_a_layout_on_other_ranks_is_named_with_the_command_that_plans_for_them(
     assert "forerun plan DIR --gpus 16 --show 2 prints" in decision_line(decision, plan)
 
 
-def test_an_abstention_says_what_is_missing() -> None:
-    decision = decide(Goals(restart_cost_s=1.0), forecast=None, plan=None)
-    assert decision_line(decision) == (
-        "decision: none yet (0 measured steps are too few; record at least 5 clean ones)"
-    )
-
-
 def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan) -> None:
     goals = Goals(restart_cost_s=1e9, deadline_unix_s=run.now_unix_s + 60.0)
     met = decide(goals, forecast=run, plan=faster).rules_met
@@ -282,14 +268,6 @@ def test_advice_that_waits_for_another_window_says_so(run: Forecast, faster: Pla
     assert "window" not in decision_line(second) + second.reasons[0].text
     calm = decide(Goals(restart_cost_s=1e9), forecast=run, plan=faster)
     assert "window" not in decision_line(calm) + calm.reasons[0].text
-
-
-def test_what_would_decide_is_said_where_a_row_is_not_sure(run: Forecast, faster: Plan) -> None:
-    best = replace(faster.candidates[0], time_frac_low=-0.3, time_frac_high=0.08)
-    plan = replace(faster, candidates=(best,))
-    line = decision_line(decide(Goals(), forecast=run, plan=plan), plan)
-    assert "--show" not in line
-    assert line.endswith(f" · a short run of {best.label} with --calibrate would decide")
 
 
 def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:

@@ -233,22 +233,3 @@ def test_only_measured_devices_have_measurements(device: str, source: str, capsy
     assert main(["predict", "--json", "--device", device, "--", *line]) == ExitCode.ANSWER
     basis = json.loads(capsys.readouterr().out)["basis"]
     assert basis.startswith(f"from {source}")
-
-
-def test_a_line_with_a_length_gets_its_days_without_a_price(capsys: Out) -> None:
-    line = f"{GPT} --bf16 --train-iters 20000".split()
-    assert main(["predict", "--json", "--device", "H100", "--", *line]) == ExitCode.ANSWER
-    result = json.loads(capsys.readouterr().out)
-    run = result["whole_run"]
-    assert run["num_steps"] == 20000 and run["cost"] is None
-    assert run["duration_s"] == pytest.approx(20000 * result["step_time_s"], rel=0.1)
-
-
-def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, capsys: Out) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    words = ["plan", "--device", "H100,B200", "--gpus", "8,16", "--top", "3", "--", *GPT.split()]
-    assert main(words) == ExitCode.ANSWER
-    lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("device") and "best layout" in line for line in lines)
-    heads = [line for line in lines if line.startswith(("device", "#"))]
-    assert max(map(len, heads)) <= 80

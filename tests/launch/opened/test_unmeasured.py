@@ -129,44 +129,11 @@ def test_options_change_the_described_layout(capsys: Out) -> None:
     )
 
 
-@pytest.mark.slow
-def test_layouts_are_planned_for_a_model_of_hugging_face(nowhere: Path, capsys: Out) -> None:
-    file = nowhere.parent / "config.json"
-    file.write_text(json.dumps(LLAMA_70B))
-    words = ["--gpus", "32", "--config", str(file), "--global-batch-size", "256"]
-    words += ["--seq-length", "8192"]
-    result = answer(capsys, "plan", "--device", "H100", *words)
-    assert result["num_ranks"] == 32 and result["global_batch_size"] == 256
-    assert result["config"]["model"]["seq_length"] == 8192
-    assert result["own"] is None, "nobody described a layout"
-    assert result["best"] is not None and result["candidates"][0]["num_ranks"] == 32
-    assert main(["plan", "--device", "H100", *words]) == ExitCode.ANSWER
-    out = capsys.readouterr().out
-    assert result["basis"] in " ".join(out.split()) and "(as described)" not in out
-    assert out.startswith("fastest on 32 x NVIDIA H100 80GB HBM3: row ")
-    offered = next(row for row in result["candidates"] if row["label"] == result["best"])
-    assert offered["verdict"] == "fits" and "converter" not in out
-    assert not [*nowhere.iterdir()]
-
-
-def test_several_devices_stand_beside_each_other(capsys: Out) -> None:
-    result = answer(capsys, "plan", "--device", "H100,H200", "--gpus", "16", line=LINE)
-    assert [one["device"] for one in result["plans"]] == [H100, "NVIDIA H200"]
-    assert all(one["device"] in one["basis"] for one in result["plans"])
-
-
 def test_a_checkpoint_is_no_directory_of_a_run(nowhere: Path) -> None:
     (nowhere / "iter_0001").mkdir()
     words = ["predict", "--device", "H100", "--config", "iter_0001"]
     assert with_directory_placeholder(words) == ["predict", NO_DIRECTORY, *words[1:]]
     assert with_directory_placeholder(["plan", "--device", "H100", "iter_0001"])[1] != NO_DIRECTORY
-
-
-def test_a_row_is_shown_as_a_command(capsys: Out) -> None:
-    words = ["plan", "--device", "H100", "--gpus", "16", "--show", "1", "--", *LINE]
-    assert main(words) == ExitCode.ANSWER
-    shown = capsys.readouterr().out
-    assert "--nnodes 2" in shown and "pretrain_gpt.py" in shown and "row 1" in shown
 
 
 def test_options_complete_a_command_that_lacks_a_size(capsys: Out) -> None:

@@ -104,10 +104,3 @@ def test_files_that_extend_each_other_end(tmp_path: Path) -> None:
     (path.parent / "models" / "base.yaml").write_text("extends: small.yaml\n")
     with pytest.raises(ConfigError, match="extends itself"):
         read_config(path, run_of())
-
-
-def test_sections_that_differ_are_not_mixed(tmp_path: Path) -> None:
-    path = write_config_files(tmp_path)
-    path.write_text(EXPERIMENT + "other:\n  hidden_size: 8\n")
-    with pytest.raises(ConfigError, match="sections of the file differ in hidden_size, 128 and 8"):
-        read_config(path, run_of())

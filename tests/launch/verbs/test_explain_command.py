@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from json_schema import Mismatch, check
 
 from forerun.calib.advice.axes import AXES
 from forerun.calib.timeline.terms import Term
@@ -38,29 +35,6 @@ def value_of(capsys: Out, *words: str) -> dict[str, Any]:
     return json.loads(explain(capsys, *words, "--json"))
 
 
-@pytest.mark.parametrize("words", [("running",), ("tp2", "running"), ("1", "mbs4 full")])
-def test_lines_fit_a_terminal_and_columns_add_up(
-    home: str, words: tuple[str, ...], capsys: Out
-) -> None:
-    lines = explain(capsys, home, *words).splitlines()
-    assert max(map(len, lines)) <= 80
-    start = next(n for n, line in enumerate(lines) if line.rstrip().endswith("rests on"))
-    rows = []
-    number = r" +([-+]?[\d.]+)"
-    for line in lines[start + 2 :]:
-        match = re.match(rf"\S.*?{number * (1 if len(words) == 1 else 3)}(?: |$)", line)
-        assert match, line
-        rows.append([*map(float, match.groups())])
-        if line.startswith("step"):
-            break
-    *terms, step = rows
-    for place, total in enumerate(step):
-        # Each row is rounded by half its last digit.
-        assert math.isclose(
-            sum(row[place] for row in terms), total, abs_tol=0.05 * len(rows) + 0.05
-        )
-
-
 def test_json_says_the_same_as_the_other_verbs(home: str, capsys: Out) -> None:
     value = value_of(capsys, home, "tp2", "running")
     main(["predict", home, "--tensor-model-parallel-size", "2", "--json"])
@@ -75,32 +49,14 @@ def test_json_says_the_same_as_the_other_verbs(home: str, capsys: Out) -> None:
     assert value["run_id"] and value["schema"] == 1 and value["sentence"]
 
 
-@pytest.mark.parametrize("words", [("running",), ("tp2 mbs1 full", "running"), ("1", "2")])
-def test_an_answer_is_what_the_schema_says(home: str, words: tuple[str, ...], capsys: Out) -> None:
+def test_the_schema_lists_all_terms_and_axes(capsys: Out) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--json-schema"])
-    schema = json.loads(capsys.readouterr().out)
-    value = value_of(capsys, home, *words)
-    names = schema["$defs"]
-    assert value.keys() == schema["properties"].keys() == {*schema["required"]}
-    assert value["layout"].keys() == names["layout"]["properties"].keys()
+    names = json.loads(capsys.readouterr().out)["$defs"]
     assert {t.value for t in Term} == {*names["terms"]["items"]["properties"]["term"]["enum"]}
     assert {*AXES} == {
         *names["change"]["properties"]["axes"]["items"]["properties"]["axis"]["enum"]
     }
-    check(value, schema)
-    value["layout"]["terms"][0]["term"] = "magic"
-    with pytest.raises(Mismatch, match="magic"):
-        check(value, schema)
-
-
-def test_a_row_is_that_of_the_plan(home: str, capsys: Out) -> None:
-    main(["plan", home, "--json"])
-    rows = json.loads(capsys.readouterr().out)["candidates"]
-    value = value_of(capsys, home, "2")
-    assert value["layout"]["label"] == rows[1]["label"]
-    assert value["layout"]["step_time_s"] == pytest.approx(rows[1]["step_time_s"], rel=1e-9)
-    assert value["difference"] is None and value["other"] is None
 
 
 def test_a_waterfall_is_a_picture_for_light_and_dark(

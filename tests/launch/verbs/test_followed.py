@@ -71,30 +71,6 @@ def test_rows_of_a_run_without_the_note_are_as_before(tmp_path: Path, capsys: Ou
         parse_args(["--recompute-modules", "layernorm"])
 
 
-def test_what_was_left_out_is_said_and_options_are_those_it_takes(noted: Path, capsys: Out) -> None:
-    out = plan(noted, capsys)
-    whole = " ".join(out.split())  # sentences wrap at words
-    assert whole.count(" layouts excluded: ") == 1
-    before, _, after = whole.partition(" layouts excluded: ")
-    assert after.startswith("pretrain_gpt.py takes no --pipeline-model-parallel-layout")
-    assert "recompute of layernorm needs Transformer Engine" in after
-    (offer,) = [line for line in out.splitlines() if line.startswith("row ") and ": --" in line]
-    assert not [word for word in ABSENT if f"{word} " in f"{before} {offer} "]
-
-
-def test_why_the_first_row_is_not_offered_is_said_beside_a_later_one(
-    noted: Path, capsys: Out
-) -> None:
-    value = json.loads(plan(noted, capsys, "--json"))
-    labels = [row["label"] for row in value["candidates"]]
-    lines = plan(noted, capsys).splitlines()
-    (offer,) = [line for line in lines if f"{value['best']}: --" in line]
-    row = labels.index(value["best"]) + 1
-    assert offer.startswith(f"row {row}, ")
-    before = " ".join(lines[: lines.index(offer)])
-    assert (f"row 1, {labels[0]}, is not offered: " in before) is (row > 1)
-
-
 def test_another_layout_is_told_but_not_how(noted: Path, capsys: Out) -> None:
     assert main(["predict", str(noted), "--recompute", "layernorm"]) == ExitCode.ANSWER
     last = capsys.readouterr().out.splitlines()[-1]

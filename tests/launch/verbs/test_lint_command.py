@@ -123,11 +123,6 @@ def test_a_finding_is_three_lines_and_each_says_what_it_is(capsys: Out) -> None:
     assert len(lines) == 3 * 2 + 2 and lines[-1].startswith("variables exported by a shell")
 
 
-def test_a_clean_launch_is_said_to_be(capsys: Out) -> None:
-    assert main(["doctor", "--", *shlex.split(DENSE)]) == ExitCode.ANSWER
-    assert capsys.readouterr().out.startswith("nothing to improve in this launch\n")
-
-
 def test_ranks_may_be_said_beside(capsys: Out) -> None:
     words = ["srun", *WORSE[WORSE.index("pretrain_gpt.py") :]]
     assert main(["doctor", "--", *words]) == ExitCode.USAGE

@@ -15,7 +15,6 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.verbs.arguments import ANSWERS
 
 GOLDEN = golden_copy("cpu_dp2")
-NAMES = {"H100": "NVIDIA H100 80GB HBM3", "B200": "NVIDIA B200"}
 Out = pytest.CaptureFixture[str]
 
 
@@ -34,14 +33,6 @@ def test_short_names_predict_what_megatrons_own_predict(capsys: Out) -> None:
         *("--recompute-num-layers", "1"),
     )
     assert short == long and (short["tp"], short["recompute"]) == (2, "full")
-
-
-def test_help_lists_the_names_of_a_layout(capsys: Out) -> None:
-    for verb in ("predict", "plan"):
-        with pytest.raises(SystemExit):
-            main([verb, "--help"])
-        out = capsys.readouterr().out
-        assert "layout:" in out and "mbs" in out and "recompute" in out
 
 
 def test_one_device_and_number_is_one_plan_and_several_are_many(capsys: Out) -> None:
@@ -179,22 +170,6 @@ def test_a_number_that_nothing_runs_on_does_not_hide_the_others(capsys: Out) -> 
     assert "choose a number of ranks" in capsys.readouterr().err
 
 
-def test_only_what_is_kept_is_listed(capsys: Out) -> None:
-    result = answer(capsys, "plan", "--gpus", "4", "--keep", "tp=2,recompute=none|full")
-    candidates = result["candidates"]
-    assert candidates
-    assert {(c["tp"], c["recompute"]) for c in candidates} <= {(2, "none"), (2, "full")}
-
-
-@pytest.mark.slow
-def test_why_tells_what_is_in_the_way(capsys: Out) -> None:
-    assert answer(capsys, "plan")["why"] is None
-    result = answer(capsys, "plan", "--why", "tp=64")["why"]
-    assert result["num_layouts"] == 0 and "do not split over tp 64" in result["text"]
-    slower = answer(capsys, "plan", "--gpus", "4", "--why", "pp=2")["why"]
-    assert slower["num_layouts"] > 0 and slower["best"] is not None
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -210,22 +185,6 @@ def test_what_cannot_be_is_one_line(words: str, message: str, capsys: Out) -> No
     out, err = capsys.readouterr()
     assert not out
     assert message in err and err.splitlines()[-1].startswith("forerun: ")
-
-
-@pytest.mark.slow
-def test_several_numbers_of_gpus_are_a_curve(capsys: Out) -> None:
-    result = answer(capsys, "plan", *["--gpus", "8,2,4", "--device", "H100,B200", "--top", "1"])
-    assert [one["device"] for one in result["scaling"]] == [NAMES["H100"], NAMES["B200"]]
-    for one in result["scaling"]:
-        assert [point["num_ranks"] for point in one["points"]] == [2, 4, 8]
-        assert one["points"][0]["efficiency_frac"] == 1.0
-        rates = [point["layout"]["throughput"]["tokens_per_s"] for point in one["points"]]
-        for point, rate in zip(one["points"], rates, strict=True):
-            share = rate / rates[0] * 2 / point["num_ranks"]
-            assert point["efficiency_frac"] == pytest.approx(share)
-    assert main(["plan", str(GOLDEN), "--gpus", "2..8"]) == ExitCode.ANSWER
-    out = capsys.readouterr().out
-    assert "efficiency" in out and "knee" in out
 
 
 @pytest.mark.slow

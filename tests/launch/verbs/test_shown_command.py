@@ -60,17 +60,6 @@ def test_row_0_is_the_run_as_it_was_launched(
     assert launch["command"].startswith(f"{home.parent}/torchrun --standalone --nproc-per-node 2")
 
 
-def test_a_row_lists_what_is_changed_and_how_it_differs(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = row_of(home, "TP2 mbs4", capsys)
-    out = plan_output(capsys, home, "--show", row)
-    assert "# changed: --micro-batch-size 4 (was --micro-batch-size 2)" in out
-    assert "# added: --tensor-model-parallel-size 2" in out
-    assert "\n+++ row" in out and "\n+--tensor-model-parallel-size 2" in out
-    assert '"${ARG_HUB_TOKEN:?' in out
-
-
 def test_the_script_runs_what_was_shown_once_all_is_set(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,56 +1,54 @@
-"""Every answer of ``predict`` and ``plan`` for programs is what the published schema says."""
+"""Every stored answer of a verb for programs is what the published schema of the verb says."""
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from golden_copies import golden_copy
 from json_schema import Mismatch, check
 
-from forerun.launch.cli import ExitCode, main
-from forerun.launch.verbs.arguments import ANSWERS
+from forerun.benchmarks.golden_answers import ANSWERS as ANSWERS_FOLDER
+from forerun.benchmarks.golden_answers import QUESTIONS
+from forerun.launch.cli import main
+from forerun.launch.verbs.arguments import ANSWERS, FOLDER
 
-GOLDEN = golden_copy("cpu_dp2")
+
+def stored(name: str) -> Any:
+    """The answer that ``benchmarks/golden_answers.py`` holds a verb against."""
+    return json.loads((ANSWERS_FOLDER / f"{name}.json").read_text(encoding="utf-8"))["answer"]
+
+
 SCHEMA = json.loads(ANSWERS.read_text())
-EXPERTS = "--num-experts 4 --moe-router-topk 2 --ep 2 --moe-ffn-hidden-size 64"
-QUESTIONS = (
-    "predict",
-    "predict --tp 2 --mbs 4 --recompute full",
-    "predict --gpus 8 --device H100 --zero 3",
-    f"predict {EXPERTS}",
-    "plan",
-    "plan --top 3 --memory-gib 0.1",
-    "plan --gpus 4 --why tp=64",
-    "plan --gpus 4 --why pp=2 --keep recompute=none",
-    "plan --gpus 2..8 --gbs xGPUS --objective cost --price-per-gpu-hour 2.5",
-    "plan --device H100,B200 --gpus 2,8 --seq-length 128 --gpus-per-node 4",
-)
+DESCRIBED = [
+    name
+    for name, words in QUESTIONS.items()
+    if words[0] != "report" and "--show" not in words and stored(name) is not None
+]
 Out = pytest.CaptureFixture[str]
 
 
-def answer(capsys: Out, words: str) -> dict[str, Any]:
-    verb, *rest = words.split()
-    assert main([verb, str(GOLDEN), "--json", *rest]) == ExitCode.ANSWER
-    return json.loads(capsys.readouterr().out)
+def schema_of(verb: str) -> dict[str, Any]:
+    """The published schema of a verb's answers."""
+    name = {"predict": "answers", "plan": "answers", "doctor": "lint"}.get(verb, verb)
+    return json.loads((FOLDER / f"{name}.schema.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("words", QUESTIONS)
-def test_an_answer_is_what_the_schema_says(words: str, capsys: Out) -> None:
-    value = answer(capsys, words)
-    check(value, SCHEMA)
-    kind = {"predict": "prediction", "plan": "plans_answer" if "plans" in value else "plan_answer"}
-    check(value, {**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{kind[words.split()[0]]}"}]})
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_stored_answer_is_what_the_schema_says(name: str) -> None:
+    verb, *_ = QUESTIONS[name]
+    value, schema = stored(name), schema_of(verb)
+    check(value, schema)
+    if verb in ("predict", "plan"):
+        kind = "prediction" if verb == "predict" else f"plan{'s' * ('plans' in value)}_answer"
+        check(value, {**schema, "anyOf": [{"$ref": f"#/$defs/{kind}"}]})
     if find_spec("jsonschema") is not None:
         import jsonschema  # pyright: ignore[reportMissingImports]
 
-        jsonschema.Draft202012Validator.check_schema(SCHEMA)
-        jsonschema.Draft202012Validator(SCHEMA).validate(value)
+        jsonschema.Draft202012Validator.check_schema(schema)
+        jsonschema.Draft202012Validator(schema).validate(value)
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -67,8 +65,8 @@ WRONG: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", WRONG.values(), ids=WRONG.keys())
-def test_what_differs_is_found(change: Change, capsys: Out) -> None:
-    value = copy.deepcopy(answer(capsys, "plan"))
+def test_what_differs_is_found(change: Change) -> None:
+    value = stored("cpu_plan")
     change(value)
     with pytest.raises(Mismatch):
         check(value, SCHEMA)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
@@ -18,12 +17,8 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.store.forecast_log import read_remaining_run
 from forerun.launch.views.answer_tables import (
     layouts_table,
-    plan_notes,
     rest_json,
-    summary_values,
-    tables_of,
 )
-from forerun.launch.views.table import show_table, text_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 PRICE = 2.0
@@ -44,23 +39,6 @@ def remaining_run_of(answer: Answer) -> RemainingRun:
         now_unix_s=1_700_000_000.0,
         price_per_gpu_hour=PRICE,
     )
-
-
-@pytest.mark.parametrize("is_running_out", [False, True])
-def test_eighty_columns_hold_layout_step_interval_and_memory(
-    answer: Answer, is_running_out: bool
-) -> None:
-    remaining_run = remaining_run_of(answer) if is_running_out else None
-    out = Console(width=80)
-    with out.capture() as caught:
-        show_table(layouts_table(answer.known.plan, remaining_run=remaining_run), out)
-    text = caught.get()
-    header = " ".join(text.splitlines()[1:3])
-    for name in ("layout", "step", "90 %", "memory"):
-        assert name in header
-    assert max(map(len, text.splitlines())) <= 80
-    assert "…" not in text
-    assert "rests on" not in header
 
 
 def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> None:
@@ -94,25 +72,6 @@ def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
     assert "TFLOP/s per GPU" not in table.fit_to_width(100).columns
 
 
-def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
-    tokens = answer.known.config.batch.global_batch_size * answer.known.config.model.seq_length
-    rate = tokens / answer.measured_step_s
-    assert any("tokens/s" in line and " · step " in line for line in answer.transcript)
-    assert "tokens/s per rank" in text_of(tables_of(answer))
-    answer_json = answer.to_json()
-    assert answer_json["decision"]["throughput"]["tokens_per_s"] == pytest.approx(rate)
-    running = answer_json["plan"]["own"]
-    assert running["throughput"]["tokens_per_s"] == pytest.approx(tokens / running["step_time_s"])
-    values = summary_values(answer)
-    assert values["tokens_per_s"] == pytest.approx(rate)
-    assert "mfu_frac" not in values  # of a CPU nobody knows the peak
-    ahead = answer_json["forecast"]
-    assert ahead["tokens_per_s"] * ahead["step_time_s"] == pytest.approx(tokens)
-    config = replace(answer.known.config, device="NVIDIA H100 80GB HBM3")
-    card = replace(answer, modelled=replace(answer.known, config=config))
-    assert 0 < summary_values(card)["mfu_frac"] < 1
-
-
 def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path) -> None:
     def read_remaining(run_id: str = "one", **more: float) -> RemainingRun | None:
         return read_remaining_run(tmp_path, run_id, answer.known.config, 0.5, **more)
@@ -133,15 +92,3 @@ def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path
     assert read_remaining("another") is None
     (tmp_path / "forecast.json").write_text(json.dumps({**forecast, "remaining_s": 0.0}))
     assert read_remaining() is None
-
-
-def test_layouts_that_would_wait_for_their_host_are_named(answer: Answer) -> None:
-    plan = answer.known.plan
-    first, second, *rest = plan.candidates
-    waiting = replace(first, host_wait_frac=0.42, host_wait_high_frac=0.6)
-    unseen = replace(second, host_wait_frac=0.02, host_wait_high_frac=0.3)
-    notes = "\n".join(plan_notes(replace(plan, candidates=(waiting, unseen, *rest))))
-    assert "would wait for the host: row 1 in 42 %" in notes
-    assert "CUDA graphs" in notes
-    assert "may wait for the host in up to 30 %" in notes and "row 2" in notes
-    assert "host" not in "\n".join(plan_notes(plan))

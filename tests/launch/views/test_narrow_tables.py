@@ -104,12 +104,6 @@ def test_the_step_of_every_row_is_there_in_full_and_no_line_is_wider(
             assert all(lines.count(step) >= steps.count(step) for step in steps), table.key
 
 
-def test_eighty_columns_hold_step_interval_and_memory(tables: list[ReportTable]) -> None:
-    (table,) = [one for one in tables if one.key == "layouts" and "cost" in one.columns]
-    assert {"#", "layout", "step", "90 %", "memory"} <= set(table.fit_to_width(80).columns)
-    assert "rests on" not in table.fit_to_width(120).columns
-
-
 def test_eighty_columns_say_which_layout_does_not_fit(answer: Answer) -> None:
     assert "fits" not in layouts_table(answer.known.plan).fit_to_width(60).columns
     first, *others = answer.known.plan.candidates

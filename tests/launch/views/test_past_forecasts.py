@@ -19,7 +19,6 @@ from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.store.publishing import FORECASTS
 from forerun.launch.verbs.arguments import file_schema
-from forerun.launch.views.answers import PAGE
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
@@ -119,21 +118,3 @@ def test_damaged_lines_are_named_and_the_rest_is_used(
     assert main(["report", str(home)]) == ExitCode.ANSWER
     out = capsys.readouterr().out
     assert "line 2: damaged" in out and "kind '?'" in out
-
-
-@pytest.mark.slow
-def test_the_report_of_a_run_that_is_over_says_what_its_predictions_were_worth(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_to(tmp_path, NUM_STEPS)
-    logged = [line for line in capsys.readouterr().out.splitlines() if "scored:" in line]
-    assert len(logged) == 2
-    assert main(["report", str(tmp_path)]) == ExitCode.ANSWER
-    lines = [line for line in capsys.readouterr().out.splitlines() if "[forerun]" in line]
-    assert lines[1].startswith("[forerun] ended ") and lines[-2:] == logged
-
-
-def test_the_page_shows_forecasts_against_the_end(whole: Path) -> None:
-    text = (whole / PAGE).read_text(encoding="utf-8")
-    assert "scored: the finish was predicted" in text
-    assert "actual end" in text and 'id="figure-finish"' in text

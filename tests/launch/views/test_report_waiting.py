@@ -15,9 +15,8 @@ from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord, Re
 from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.views.answer_tables import notes_of, tables_of
+from forerun.launch.views.answer_tables import tables_of
 from forerun.launch.views.answers import SAMPLES
-from forerun.launch.views.table import text_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000
@@ -82,9 +81,3 @@ def test_no_two_columns_of_a_table_have_one_name(steady: Answer) -> None:
     for table in tables_of(steady):
         assert len(set(table.columns)) == len(table.columns), table.key
         assert {len(row) for row in table.rows} == {len(table.columns)}
-
-
-def test_a_steady_run_blames_nobody(steady: Answer) -> None:
-    text = text_of([*tables_of(steady), *notes_of(steady)])
-    assert "Stragglers: no rank stands out in " in text and "slow:" not in text
-    assert "\ndp " in text and "clocks are ahead" not in text
