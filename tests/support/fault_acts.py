@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -64,30 +62,6 @@ def load_data(training: Training) -> None:
     training.log([int(item) for item in loader])
 
 
-def copy_model(training: Training) -> None:
-    """Make a deep copy, as of an averaged model, which must be independent."""
-    part = _part(training)
-    twin = copy.deepcopy(part)
-    with torch.no_grad():
-        for weight in twin.parameters():
-            weight.mul_(2.0)
-    training.memory["twin"] = twin
-
-
-def use_copy(training: Training) -> None:
-    """Check that the copy computes with its own weights, and has nothing of ours."""
-    twin = training.memory["twin"]
-    training.log(_output(twin))
-    training.log(sorted(_foreign(twin)))
-
-
-def pickle_model(training: Training) -> None:
-    """Save a whole model, which ``torch.save`` pickles."""
-    twin = pickle.loads(pickle.dumps(_part(training)))
-    training.log(_output(twin))
-    training.log(sorted(_foreign(twin)))
-
-
 def save_weights(training: Training) -> None:
     """Check that the state has the model's own names."""
     training.log(sorted(training.modules[0].state_dict()))
@@ -103,15 +77,6 @@ def _output(module: nn.Module) -> float:
     with torch.no_grad():
         output = module(torch.ones(2, 1, width))
     return float((output[0] if isinstance(output, tuple) else output).sum())
-
-
-def _foreign(model: nn.Module) -> list[str]:
-    """Return the modules with hooks, and their numbers of hooks."""
-    return [
-        f"{type(m).__name__}: {len(m._forward_hooks)} {len(m._forward_pre_hooks)}"
-        for m in model.modules()
-        if m._forward_hooks or m._forward_pre_hooks
-    ]
 
 
 def clear_hooks(training: Training) -> None:

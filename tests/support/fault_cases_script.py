@@ -148,18 +148,6 @@ SCRIPT = (
         act=hooked("middle", acts.load_data),
     ),
     Fault(
-        name="the model is deep-copied in a hooked step",
-        rows=ALL,
-        loop=CustomTraining,
-        act=in_turn(hooked("forward", acts.copy_model), at(8, "end", acts.use_copy)),
-    ),
-    Fault(
-        name="the model is pickled in a hooked step",
-        rows=ALL,
-        loop=CustomTraining,
-        act=hooked("forward", acts.pickle_model),
-    ),
-    Fault(
         name="the weights are saved in a hooked step",
         rows=ALL,
         act=hooked("middle", acts.save_weights),

@@ -13,6 +13,7 @@ from forerun.calib.workload.config import Parallelism
 
 TRANSFER_S = 0.06
 NUM_TRANSFERS = 8
+NUM_STEPS = 10
 REPEAT_SIGMA_LOG = 0.01
 """Deviation of the whole level from one window to the next, common to all ranks."""
 
@@ -35,13 +36,12 @@ def group_transfers(
     draw: np.random.Generator,
     *,
     sigma_log: float,
-    num_steps: int = 10,
     slower: Mapping[tuple[str, str], float] | None = None,
 ) -> pd.DataFrame:
     """Return transfers of each group: medians over steps of log-normal times."""
     rows = []
     for role, ranks in groups_of(layout):
-        logs = sigma_log * draw.standard_normal(num_steps)
+        logs = sigma_log * draw.standard_normal(NUM_STEPS)
         center = float(np.median(logs))
         spread = 1.4826 * float(np.median(np.abs(logs - center)))
         factor = np.exp(center) * (1 + (slower or {}).get((role, ranks), 0.0))
@@ -49,9 +49,9 @@ def group_transfers(
             {
                 "kind": "all_reduce", "role": role, "ranks": ranks, "nbytes": 1 << 24,
                 "num_ranks": ranks.count(",") + 1, "num_nodes": 1,
-                "time_s": TRANSFER_S * factor / NUM_TRANSFERS, "num_steps": num_steps,
+                "time_s": TRANSFER_S * factor / NUM_TRANSFERS, "num_steps": NUM_STEPS,
                 "exposed_s": TRANSFER_S * factor / NUM_TRANSFERS, "spread_log": spread,
-                "count": num_steps * NUM_TRANSFERS,
+                "count": NUM_STEPS * NUM_TRANSFERS,
             }
         )  # fmt: skip
     return pd.DataFrame(rows)

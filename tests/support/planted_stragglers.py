@@ -113,16 +113,12 @@ def summarised(
     draw: np.random.Generator,
     *,
     sigma_log: float,
-    num_windows: int = 1,
     slower: Mapping[int, float] | None = None,
 ) -> SampleTable:
-    """Return the small summaries that every rank sends, one per window."""
-    parts = []
-    for window in range(num_windows):
-        factor = np.exp(sigma_log * draw.standard_normal(layout.num_ranks))
-        for rank, excess in (slower or {}).items():
-            factor[rank] *= 1 + excess
-        values = {"forward_s": FORWARD_S * factor, "backward_s": BACKWARD_S * factor}
-        part = pd.DataFrame({"rank": np.arange(layout.num_ranks), **values})
-        parts.append(part.assign(window=window, num_steps=10, optimizer_s=OPTIMIZER_S))
-    return table_of(layout, ranks=pd.concat(parts))
+    """Return the small summaries that every rank sends of a window."""
+    factor = np.exp(sigma_log * draw.standard_normal(layout.num_ranks))
+    for rank, excess in (slower or {}).items():
+        factor[rank] *= 1 + excess
+    values = {"forward_s": FORWARD_S * factor, "backward_s": BACKWARD_S * factor}
+    ranks = pd.DataFrame({"rank": np.arange(layout.num_ranks), **values})
+    return table_of(layout, ranks=ranks.assign(window=0, num_steps=10, optimizer_s=OPTIMIZER_S))

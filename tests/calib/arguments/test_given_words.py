@@ -27,146 +27,82 @@ SIZES: Mapping[str, str] = {
     "--vocab-size": "32000",
 }
 """Options that every line needs."""
-SWITCH = ("",)
+SWITCHES = """
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+    accumulate-allreduce-grads-in-fp32 disable-bias-linear add-qkv-bias
+    apply-query-key-layer-scaling attention-output-gate attention-softmax-in-fp32 bf16
+    ddp-pad-buckets-for-high-nccl-busbw defer-embedding-wgrad-compute delay-wgrad-compute
+    distribute-saved-activations enable-cuda-graph external-cuda-graph
+    fine-grained-activation-offloading first-last-layers-bf16 fp16 fp4-param-gather
+    fp8-param-gather grad-reduce-in-bf16 group-query-attention moe-grouped-gemm
+    moe-layer-recompute moe-pad-expert-input-to-capacity moe-paged-stash
+    moe-router-force-load-balancing moe-shared-expert-gate moe-shared-expert-overlap
+    multi-latent-attention optimizer-cpu-offload overlap-cpu-optimizer-d2h-h2d
+    overlap-grad-reduce overlap-moe-expert-parallel-comm no-overlap-p2p-communication
+    overlap-p2p-communication-warmup-flush overlap-param-gather
+    overlap-param-gather-with-optimizer-step qk-layernorm quick-geglu recompute-activations
+    sequence-parallel swiglu torch-fsdp2-no-reshard-after-forward tp-comm-overlap
+    untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer
+    use-megatron-fsdp use-precision-aware-optimizer use-rotary-position-embeddings
+    use-torch-fsdp2 use-tp-pp-dp-mapping
+"""
+"""Options without a value."""
+CHOICES = """
+    attention-backend: auto / flash / fused / unfused / local; attention-dropout: 0 / 0.0 / 0.1;
+    context-parallel-size: 1 / 2; cp-comm-type: p2p / a2a / all_gather / a2a+p2p / p2p a2a;
+    cross-entropy-fusion-impl: native / te; cuda-graph-impl: none / local / transformer_engine;
+    cuda-graph-scope: full / attn / attn mlp / full_iteration;
+    data-parallel-sharding-strategy: no_shard / optim / optim_grads_params;
+    ddp-bucket-size: 1000000 / 40000000; decoder-first-pipeline-num-layers: 2 / 4;
+    decoder-last-pipeline-num-layers: 2 / 4; encoder-num-layers: 16;
+    hybrid-layer-pattern: *-*-*-*- / *-*-|*--*; hybrid-override-pattern: *-*-*-*-;
+    encoder-seq-length: 128; eval-interval: 100 / 1000; eval-iters: 0 / 10 / 100;
+    exp-avg-dtype: fp32 / fp16 / bf16 / fp8; exp-avg-sq-dtype: fp32 / fp16 / bf16 / fp8;
+    expert-model-parallel-size: 1 / 2; expert-tensor-parallel-size: 1 / 2;
+    ffn-hidden-size: 512 / 1024; fp4-format: e2m1; fp8-format: e4m3 / hybrid;
+    fp8-recipe: delayed / tensorwise / mxfp8 / blockwise / custom; global-batch-size: 64 / 128;
+    hidden-dropout: 0 / 0.0 / 0.1; hierarchical-context-parallel-sizes: 1 2 / 2 1;
+    kv-channels: 16 / 32; kv-lora-rank: 32 / 512; main-grads-dtype: fp32 / bf16;
+    main-params-dtype: fp32 / fp16; make-vocab-size-divisible-by: 1 / 128 / 256;
+    max-position-embeddings: 128 / 256; megatron-fsdp-grad-comm-dtype: auto / fp32 / bf16;
+    megatron-fsdp-main-grads-dtype: auto / fp32 / bf16;
+    microbatch-group-size-per-virtual-pipeline-stage: 4 / 8;
+    moe-expert-capacity-factor: 1 / 1.0 / 1.25; moe-expert-rank-capacity-factor: 1.5;
+    moe-ffn-hidden-size: 64 / 128; moe-layer-freq: 1 / 2 / ([0]*2+[1]*14);
+    moe-paged-stash-buffer-size-factor-cuda: 1.1 / 1.10; moe-router-dtype: fp32 / fp64;
+    moe-router-topk: 1 / 2; moe-shared-expert-intermediate-size: 64 / 128;
+    moe-token-dispatcher-type: allgather / alltoall / flex; mtp-num-layers: 1 / 2;
+    normalization: LayerNorm / RMSNorm; num-distributed-optimizer-instances: 1 / 2;
+    num-experts: 4 / 8; num-layers-per-virtual-pipeline-stage: 1 / 2 / 4;
+    num-layers-at-end-in-bf16: 0 / 2; num-layers-at-start-in-bf16: 0 / 2; num-query-groups: 2 / 16;
+    num-virtual-stages-per-pipeline-rank: 1 / 2;
+    offload-modules: core_attn / core_attn attn_proj / expert_fc1;
+    optimizer-offload-fraction: 0.5 / 1.0 / 1;
+    pipeline-model-parallel-layout: Et*8|t*8L / Et*4|t*4|t*4|t*4,L;
+    pipeline-model-parallel-size: 1 / 2 / 4;
+    position-embedding-type: learned_absolute / rope / none; q-lora-rank: 96 / 128;
+    qk-head-dim: 32 / 128; qk-pos-emb-head-dim: 16 / 64;
+    rampup-batch-size: 16 16 1000 / 32 32 10000; recompute-granularity: full / selective;
+    recompute-method: uniform / block;
+    recompute-modules: core_attn / mlp / layernorm core_attn / moe_act;
+    recompute-num-layers: 1 / 2 / 5; save-interval: 100 / 1000; persistent-save-interval: 500;
+    step-batch-size-schedule: 0:32,1B:64 / 0:64,200B:128; tensor-model-parallel-size: 1 / 2 / 4;
+    tokenizer-model: Qwen/Qwen3-8B / own.model; tokenizer-type: GPT2BPETokenizer / NullTokenizer;
+    train-iters: 100 / 500000; train-samples: 640000; transformer-impl: local / transformer_engine;
+    v-head-dim: 32 / 128; wgrad-deferral-limit: 0 / 2 / 22;
+    window-attn-skip-freq: 2 / 16 / [1]*12+[0]*4; window-size: 127,0 / (63,0) / -1,0
+"""
+"""Options and the values that each may have."""
 VALUES: Mapping[str, tuple[str, ...]] = {
+    **{f"--{name}": ("",) for name in SWITCHES.split()},
     **{
-        f"--{'no-' * is_on}{option.replace('_', '-')}": SWITCH
+        f"--{'no-' * is_on}{option.replace('_', '-')}": ("",)
         for option, is_on in CONFIG_SWITCHES.values()
     },
-    "--account-for-embedding-in-pipeline-split": SWITCH,
-    "--account-for-loss-in-pipeline-split": SWITCH,
-    "--accumulate-allreduce-grads-in-fp32": SWITCH,
-    "--disable-bias-linear": SWITCH,
-    "--add-qkv-bias": SWITCH,
-    "--apply-query-key-layer-scaling": SWITCH,
-    "--attention-backend": ("auto", "flash", "fused", "unfused", "local"),
-    "--attention-dropout": ("0", "0.0", "0.1"),
-    "--attention-output-gate": SWITCH,
-    "--attention-softmax-in-fp32": SWITCH,
-    "--bf16": SWITCH,
-    "--context-parallel-size": ("1", "2"),
-    "--cp-comm-type": ("p2p", "a2a", "all_gather", "a2a+p2p", "p2p a2a"),
-    "--cross-entropy-fusion-impl": ("native", "te"),
-    "--cuda-graph-impl": ("none", "local", "transformer_engine"),
-    "--cuda-graph-scope": ("full", "attn", "attn mlp", "full_iteration"),
-    "--data-parallel-sharding-strategy": ("no_shard", "optim", "optim_grads_params"),
-    "--ddp-bucket-size": ("1000000", "40000000"),
-    "--ddp-pad-buckets-for-high-nccl-busbw": SWITCH,
-    "--decoder-first-pipeline-num-layers": ("2", "4"),
-    "--decoder-last-pipeline-num-layers": ("2", "4"),
-    "--defer-embedding-wgrad-compute": SWITCH,
-    "--delay-wgrad-compute": SWITCH,
-    "--distribute-saved-activations": SWITCH,
-    "--enable-cuda-graph": SWITCH,
-    "--encoder-num-layers": ("16",),
-    "--hybrid-layer-pattern": ("*-*-*-*-", "*-*-|*--*"),
-    "--hybrid-override-pattern": ("*-*-*-*-",),
-    "--encoder-seq-length": ("128",),
-    "--eval-interval": ("100", "1000"),
-    "--eval-iters": ("0", "10", "100"),
-    "--exp-avg-dtype": ("fp32", "fp16", "bf16", "fp8"),
-    "--exp-avg-sq-dtype": ("fp32", "fp16", "bf16", "fp8"),
-    "--expert-model-parallel-size": ("1", "2"),
-    "--expert-tensor-parallel-size": ("1", "2"),
-    "--external-cuda-graph": SWITCH,
-    "--ffn-hidden-size": ("512", "1024"),
-    "--fine-grained-activation-offloading": SWITCH,
-    "--first-last-layers-bf16": SWITCH,
-    "--fp16": SWITCH,
-    "--fp4-format": ("e2m1",),
-    "--fp4-param-gather": SWITCH,
-    "--fp8-format": ("e4m3", "hybrid"),
-    "--fp8-param-gather": SWITCH,
-    "--fp8-recipe": ("delayed", "tensorwise", "mxfp8", "blockwise", "custom"),
-    "--global-batch-size": ("64", "128"),
-    "--grad-reduce-in-bf16": SWITCH,
-    "--group-query-attention": SWITCH,
-    "--hidden-dropout": ("0", "0.0", "0.1"),
-    "--hierarchical-context-parallel-sizes": ("1 2", "2 1"),
-    "--kv-channels": ("16", "32"),
-    "--kv-lora-rank": ("32", "512"),
-    "--main-grads-dtype": ("fp32", "bf16"),
-    "--main-params-dtype": ("fp32", "fp16"),
-    "--make-vocab-size-divisible-by": ("1", "128", "256"),
-    "--max-position-embeddings": ("128", "256"),
-    "--megatron-fsdp-grad-comm-dtype": ("auto", "fp32", "bf16"),
-    "--megatron-fsdp-main-grads-dtype": ("auto", "fp32", "bf16"),
-    "--microbatch-group-size-per-virtual-pipeline-stage": ("4", "8"),
-    "--moe-expert-capacity-factor": ("1", "1.0", "1.25"),
-    "--moe-expert-rank-capacity-factor": ("1.5",),
-    "--moe-ffn-hidden-size": ("64", "128"),
-    "--moe-grouped-gemm": SWITCH,
-    "--moe-layer-freq": ("1", "2", "([0]*2+[1]*14)"),
-    "--moe-layer-recompute": SWITCH,
-    "--moe-pad-expert-input-to-capacity": SWITCH,
-    "--moe-paged-stash": SWITCH,
-    "--moe-paged-stash-buffer-size-factor-cuda": ("1.1", "1.10"),
-    "--moe-router-dtype": ("fp32", "fp64"),
-    "--moe-router-force-load-balancing": SWITCH,
-    "--moe-router-topk": ("1", "2"),
-    "--moe-shared-expert-gate": SWITCH,
-    "--moe-shared-expert-intermediate-size": ("64", "128"),
-    "--moe-shared-expert-overlap": SWITCH,
-    "--moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
-    "--mtp-num-layers": ("1", "2"),
-    "--multi-latent-attention": SWITCH,
-    "--normalization": ("LayerNorm", "RMSNorm"),
-    "--num-distributed-optimizer-instances": ("1", "2"),
-    "--num-experts": ("4", "8"),
-    "--num-layers-per-virtual-pipeline-stage": ("1", "2", "4"),
-    "--num-layers-at-end-in-bf16": ("0", "2"),
-    "--num-layers-at-start-in-bf16": ("0", "2"),
-    "--num-query-groups": ("2", "16"),
-    "--num-virtual-stages-per-pipeline-rank": ("1", "2"),
-    "--offload-modules": ("core_attn", "core_attn attn_proj", "expert_fc1"),
-    "--optimizer-cpu-offload": SWITCH,
-    "--optimizer-offload-fraction": ("0.5", "1.0", "1"),
-    "--overlap-cpu-optimizer-d2h-h2d": SWITCH,
-    "--overlap-grad-reduce": SWITCH,
-    "--overlap-moe-expert-parallel-comm": SWITCH,
-    "--no-overlap-p2p-communication": SWITCH,
-    "--overlap-p2p-communication-warmup-flush": SWITCH,
-    "--overlap-param-gather": SWITCH,
-    "--overlap-param-gather-with-optimizer-step": SWITCH,
-    "--pipeline-model-parallel-layout": ("Et*8|t*8L", "Et*4|t*4|t*4|t*4,L"),
-    "--pipeline-model-parallel-size": ("1", "2", "4"),
-    "--position-embedding-type": ("learned_absolute", "rope", "none"),
-    "--q-lora-rank": ("96", "128"),
-    "--qk-head-dim": ("32", "128"),
-    "--qk-layernorm": SWITCH,
-    "--qk-pos-emb-head-dim": ("16", "64"),
-    "--quick-geglu": SWITCH,
-    "--rampup-batch-size": ("16 16 1000", "32 32 10000"),
-    "--recompute-activations": SWITCH,
-    "--recompute-granularity": ("full", "selective"),
-    "--recompute-method": ("uniform", "block"),
-    "--recompute-modules": ("core_attn", "mlp", "layernorm core_attn", "moe_act"),
-    "--recompute-num-layers": ("1", "2", "5"),
-    "--save-interval": ("100", "1000"),
-    "--persistent-save-interval": ("500",),
-    "--sequence-parallel": SWITCH,
-    "--step-batch-size-schedule": ("0:32,1B:64", "0:64,200B:128"),
-    "--swiglu": SWITCH,
-    "--tensor-model-parallel-size": ("1", "2", "4"),
-    "--tokenizer-model": ("Qwen/Qwen3-8B", "own.model"),
-    "--tokenizer-type": ("GPT2BPETokenizer", "NullTokenizer"),
-    "--torch-fsdp2-no-reshard-after-forward": SWITCH,
-    "--tp-comm-overlap": SWITCH,
-    "--train-iters": ("100", "500000"),
-    "--train-samples": ("640000",),
-    "--transformer-impl": ("local", "transformer_engine"),
-    "--untie-embeddings-and-output-weights": SWITCH,
-    "--use-custom-fsdp": SWITCH,
-    "--use-distributed-optimizer": SWITCH,
-    "--use-megatron-fsdp": SWITCH,
-    "--use-precision-aware-optimizer": SWITCH,
-    "--use-rotary-position-embeddings": SWITCH,
-    "--use-torch-fsdp2": SWITCH,
-    "--use-tp-pp-dp-mapping": SWITCH,
-    "--v-head-dim": ("32", "128"),
-    "--wgrad-deferral-limit": ("0", "2", "22"),
-    "--window-attn-skip-freq": ("2", "16", "[1]*12+[0]*4"),
-    "--window-size": ("127,0", "(63,0)", "-1,0"),
+    **{
+        f"--{name.strip()}": tuple(value.strip() for value in values.split(" / "))
+        for name, values in (row.split(": ") for row in CHOICES.split(";"))
+    },
 }
 """Values that each option may have, words separated by spaces."""
 _NO_OPTION = {"padded_vocab_size", "framework", "torch_compile"}
@@ -281,12 +217,16 @@ def test_another_layout_changes_its_own_options_alone(line: tuple[str, ...], opt
         "--recompute-granularity full --recompute-method uniform --recompute-num-layers 5",
         "--cp-comm-type a2a+p2p",
         "--use-precision-aware-optimizer --exp-avg-dtype fp16 --exp-avg-sq-dtype fp8",
+        "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
+        "--decoder-last-pipeline-num-layers 3 --fp8-format e4m3 "
+        "--recompute-activations --accumulate-allreduce-grads-in-fp32",
     ],
 )
 def test_words_that_the_model_does_not_tell_apart_are_kept(words: str) -> None:
-    line = (*FRONT, *(word for pair in SIZES.items() for word in pair), *words.split())
+    sizes = {**SIZES, "--global-batch-size": "64"}
+    line = (*FRONT, *(word for pair in sizes.items() for word in pair), *words.split())
     config = config_from_command(line).config
-    wider = apply_options(config, ["--tp", "2"])
-    for one in (config, wider):
+    assert rewrite_command(line, config) == line
+    for one in (config, apply_options(config, ["--tp", "2"])):
         printed = option_words((*FRONT, *options(one)))
         assert printed | option_words((*FRONT, *words.split())) == printed

@@ -16,9 +16,11 @@ SIZES = (
     "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
     "--max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 64 --vocab-size 128"
 )
+PATHS = ("--data-path", "0.5", "a", "0.5", "b", "--lr", "1e-4", "--save", "out")
 STATED = [
     ("torchrun --nproc-per-node 8 --nnodes 4", 32, 8),
-    ("torchrun --nproc_per_node=8 --nnodes=2:4", 32, 8),
+    ("torchrun --nproc_per_node=8 --nnodes=2:4 --rdzv-backend c10d", 32, 8),
+    ("torchrun --nproc-per-node 2 -m", 2, 2),
     ("python -m torch.distributed.run --nproc-per-node 4", 4, 4),
     ("python3 -u -m torch.distributed.launch --nproc_per_node 8 --nnodes 4", 32, 8),
     ("deepspeed --num_nodes 4 --num_gpus 8 --hostfile hosts", 32, 8),
@@ -46,8 +48,9 @@ OPEN = (
 def test_a_launcher_says_the_ranks(line: str, num_ranks: int, per_node: int) -> None:
     ranks = ranks_of(shlex.split(line))
     assert (ranks.num_ranks, ranks.per_node) == (num_ranks, per_node)
-    par = config_from_command([*shlex.split(line), *SIZES.split()], usual_ranks=2).config
-    assert (par.parallelism.num_ranks, par.parallelism.ranks_per_node) == (num_ranks, per_node)
+    described = config_from_command([*shlex.split(line), *SIZES.split(), *PATHS], usual_ranks=2)
+    par = described.config.parallelism
+    assert (par.num_ranks, par.ranks_per_node, described.unknown) == (num_ranks, per_node, ())
 
 
 @pytest.mark.parametrize("line", OPEN)

@@ -17,13 +17,7 @@ from forerun.calib.arguments.megatron_options import (
 )
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.argument_values import Arguments
-from forerun.calib.workload.config import (
-    Normalization,
-    PositionEmbedding,
-    Precision,
-    Recompute,
-    RunConfig,
-)
+from forerun.calib.workload.config import Recompute, RunConfig
 
 Layout = Callable[..., RunConfig]
 ALL_ON = {
@@ -32,54 +26,6 @@ ALL_ON = {
     "overlaps_grad_reduce": True,
     "overlaps_param_gather": True,
 }
-
-
-def namespace(**changes: Any) -> SimpleNamespace:
-    """Megatron's arguments as ``validate_args`` leaves them, those that matter here."""
-    values: dict[str, Any] = {
-        "num_layers": 8,
-        "hidden_size": 64,
-        "ffn_hidden_size": 256,
-        "num_attention_heads": 4,
-        "group_query_attention": False,
-        "num_query_groups": 1,
-        "kv_channels": 16,
-        "seq_length": 32,
-        "max_position_embeddings": 64,
-        "padded_vocab_size": 256,
-        "swiglu": False,
-        "add_bias_linear": True,
-        "normalization": "LayerNorm",
-        "position_embedding_type": "learned_absolute",
-        "untie_embeddings_and_output_weights": False,
-        "tensor_model_parallel_size": 2,
-        "pipeline_model_parallel_size": 2,
-        "virtual_pipeline_model_parallel_size": None,
-        "data_parallel_size": 2,
-        "world_size": 8,
-        "context_parallel_size": 1,
-        "sequence_parallel": False,
-        "use_distributed_optimizer": False,
-        "overlap_grad_reduce": False,
-        "overlap_param_gather": False,
-        "micro_batch_size": 2,
-        "global_batch_size": 16,
-        "recompute_granularity": None,
-        "recompute_method": None,
-        "recompute_num_layers": None,
-        "bf16": False,
-        "fp16": False,
-        "train_iters": 100,
-        "eval_interval": 10,
-        "eval_iters": 2,
-        "save_interval": None,
-        "num_experts": None,
-        "expert_model_parallel_size": 1,
-        "fp8": None,
-        "multi_latent_attention": False,
-        "recompute_modules": ["core_attn"],
-    }
-    return SimpleNamespace(**{**values, **changes})
 
 
 def test_the_number_of_ranks_stays_unless_given(layout: Layout) -> None:
@@ -136,69 +82,6 @@ def test_a_command_keeps_everything_but_the_layout(layout: Layout) -> None:
         "pretrain_gpt.py --num-layers 4 --tensor-model-parallel-size=4 --lr 3e-4 "
         "--micro-batch-size 4 --data-path a b --global-batch-size 16 --use-distributed-optimizer"
     )
-
-
-def test_a_namespace_becomes_the_config() -> None:
-    config = from_namespace(
-        namespace(
-            bf16=True,
-            recompute_granularity="full",
-            recompute_method="uniform",
-            recompute_num_layers=1,
-        )
-    )
-    assert (config.parallelism.tp, config.parallelism.pp, config.parallelism.dp) == (2, 2, 2)
-    assert config.model.num_query_groups == 4
-    assert config.model.vocab_size == 256
-    assert config.precision is Precision.BF16
-    assert (config.recompute, config.recompute_num_layers) == (Recompute.FULL, 0)
-    assert config.cadence.eval_interval == 10
-    assert config.cadence.save_interval == 0
-    assert config.unmodelled == ()
-
-
-def test_a_llama_namespace_is_read() -> None:
-    config = from_namespace(
-        namespace(
-            normalization="RMSNorm",
-            position_embedding_type="rope",
-            swiglu=True,
-            add_bias_linear=False,
-            group_query_attention=True,
-            num_query_groups=2,
-            untie_embeddings_and_output_weights=True,
-            recompute_granularity="full",
-            recompute_method="block",
-            recompute_num_layers=2,
-        )
-    )
-    assert config.model.normalization is Normalization.RMS_NORM
-    assert config.model.position_embedding is PositionEmbedding.ROPE
-    assert config.model.num_query_groups == 2
-    assert not config.model.is_tied and not config.model.has_bias and config.model.is_gated
-    assert config.recompute_num_layers == 2
-
-
-def test_settings_outside_the_model_are_listed() -> None:
-    config = from_namespace(
-        namespace(
-            cp_comm_type=["p2p", "a2a"],
-            linear_attention_freq=2,
-            cpu_offloading_num_layers=1,
-            tp_comm_overlap_ag=False,
-            optimizer="adam",
-            fp8="hybrid",
-            num_experts=8,
-            sequence_parallel=True,
-            recompute_modules=["mlp"],
-        )
-    )
-    assert set(config.unmodelled) == {
-        "cp_comm_type",
-        "cpu_offloading_num_layers",
-        "tp_comm_overlap_ag",
-        "linear_attention_freq",
-    }
 
 
 class Recorder:
@@ -273,16 +156,3 @@ def test_sizes_that_follow_from_another_go_with_it() -> None:
 def test_a_published_tokenizers_name_is_a_vocabulary(path: str, size: int) -> None:
     given = Arguments({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": path})
     assert usual_vocab_size(given) == size
-
-
-def test_the_data_parallel_size_follows_from_the_world() -> None:
-    args = namespace()
-    del args.data_parallel_size
-    assert from_namespace(args).parallelism.dp == 2
-
-
-def test_a_missing_size_is_named() -> None:
-    args = namespace()
-    del args.hidden_size
-    with pytest.raises(ConfigError, match=r"hidden_size is missing .* give --hidden-size"):
-        from_namespace(args)

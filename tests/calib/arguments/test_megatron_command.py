@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
 from forerun.calib.arguments.megatron_model import expert_layers
 from forerun.calib.errors import ConfigError
@@ -19,24 +18,6 @@ SIZES = shlex.split(
     "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
     "--micro-batch-size 1 --global-batch-size 32 --vocab-size 1000"
 )
-PATHS = shlex.split("--data-path 0.5 a 0.5 b --lr 1e-4 --save out --log-interval 10")
-
-
-@pytest.mark.parametrize(
-    ("launcher", "ranks", "per_node"),
-    [
-        ("torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py", 16, 8),
-        ("torchrun --nproc_per_node=4 --nnodes=1:2 --rdzv-backend c10d train.py", 8, 4),
-        ("python -m torch.distributed.run --nproc-per-node 2 train.py", 2, 2),
-        ("torchrun --nproc-per-node 2 -m package.train", 2, 2),
-        ("python pretrain_gpt.py", 4, 8),
-        ("", 4, 8),
-    ],
-)
-def test_the_launcher_gives_the_ranks(launcher: str, ranks: int, per_node: int) -> None:
-    description = config_from_command([*launcher.split(), *SIZES, *PATHS], num_ranks=4)
-    par = description.config.parallelism
-    assert (par.num_ranks, par.ranks_per_node, description.unknown) == (ranks, per_node, ())
 
 
 def test_given_ranks_replace_those_that_a_layout_cannot_run_on() -> None:
@@ -146,18 +127,6 @@ def test_sections_of_megatrons_own_yaml_are_looked_into() -> None:
     )
     assert (description.config.parallelism.tp, description.config.parallelism.dp) == (2, 2)
     assert description.unknown == ("who_knows",)
-
-
-def test_other_words_for_the_same_layout_stay() -> None:
-    layout = (
-        "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
-        "--decoder-last-pipeline-num-layers 3 --bf16 --fp8-format e4m3 "
-        "--recompute-activations --accumulate-allreduce-grads-in-fp32"
-    )
-    host = ["torchrun", "--nproc-per-node", "8", "train.py", *SIZES, *shlex.split(layout)]
-    config = config_from_command(host).config
-    assert config.chunk_layers == (1, 2, 2, 3)
-    assert rewrite_command(host, config) == tuple(host)
 
 
 @pytest.mark.parametrize(

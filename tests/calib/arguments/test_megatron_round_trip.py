@@ -243,18 +243,13 @@ def torchrun(config: RunConfig) -> list[str]:
 
 @settings(max_examples=60, deadline=None)
 @given(config=configs())
-def test_a_namespace_gives_the_config_back(config: RunConfig) -> None:
+def test_a_namespace_and_a_command_give_the_config_back(config: RunConfig) -> None:
     par = config.parallelism
     values = {**model_values(config), **layout_values(config)}
     ranks = {"world_size": par.num_ranks, "ranks_per_node": par.ranks_per_node}
     result = from_namespace(SimpleNamespace(**values, **ranks))
     assert result == config
     assert result.fuses_norms is config.fuses_norms
-
-
-@settings(max_examples=50, deadline=None)
-@given(config=configs())
-def test_a_command_gives_the_config_back(config: RunConfig) -> None:
     command = [*torchrun(config), *model_options(config), *options(config)]
     description = config_from_command(command)
     assert (description.config, description.unknown) == (config, ())

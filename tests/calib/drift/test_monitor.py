@@ -21,8 +21,8 @@ def noisy(count: int, seed: int, *, sigma: float = 0.015, related: float = 0.3) 
     return times
 
 
-def drifts(times: np.ndarray, monitor: DriftMonitor | None = None) -> list[Drift]:
-    watch = monitor or DriftMonitor()
+def drifts(times: np.ndarray) -> list[Drift]:
+    watch = DriftMonitor()
     alarms = (watch.add(step, time_s) for step, time_s in enumerate(times.tolist()))
     return [drift for drift in alarms if drift is not None]
 

@@ -149,8 +149,8 @@ def _samples(nbytes: np.ndarray, time_s: np.ndarray) -> Samples:
     return Samples(nbytes=nbytes, time_s=time_s, weight=np.ones(len(nbytes)))
 
 
-def _one(group: Group, time_s: np.ndarray, prior: NetworkPrior = A100) -> CollectiveModel:
-    return fit_transfers({group: _samples(POWERS, time_s)}, prior)
+def _one(group: Group, time_s: np.ndarray) -> CollectiveModel:
+    return fit_transfers({group: _samples(POWERS, time_s)}, A100)
 
 
 def _ring_s(group: Group, nbytes: np.ndarray, *, hop_s: float, bus: float) -> np.ndarray:

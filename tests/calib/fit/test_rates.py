@@ -45,8 +45,8 @@ def _sum_s(amounts: np.ndarray) -> np.ndarray:
     return amounts @ UNITS_S
 
 
-def _noise(number: int, sigma: float = 0.02) -> np.ndarray:
-    return np.exp(sigma * np.random.default_rng(1).normal(size=number))
+def _noise(number: int) -> np.ndarray:
+    return np.exp(0.02 * np.random.default_rng(1).normal(size=number))
 
 
 @pytest.mark.parametrize("number", [40, 400])

@@ -25,8 +25,8 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
-def _grid(number: int, *, seed: int = 0, num_axes: int = 3) -> np.ndarray:
-    return np.random.default_rng(seed).uniform(0, 8, (number, num_axes))
+def _grid(number: int, *, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(0, 8, (number, 3))
 
 
 def _steps(features: np.ndarray) -> np.ndarray:

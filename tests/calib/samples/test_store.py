@@ -21,8 +21,8 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import RunConfig
 
 
-def _rank_file(directory: Path, rank: int, run_id: str = "run-a") -> Path:
-    return directory / "records" / run_id / f"rank-{rank:05d}.jsonl"
+def _rank_file(directory: Path, rank: int) -> Path:
+    return directory / "records" / "run-a" / f"rank-{rank:05d}.jsonl"
 
 
 def test_a_clean_run_is_read_whole(write_run, config: RunConfig) -> None:

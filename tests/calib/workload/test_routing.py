@@ -40,10 +40,10 @@ def test_nothing_chosen_goes_nowhere() -> None:
 EXPERTS = Experts(num_experts=64, top_k=4, ffn_hidden_size=64)
 
 
-def simulated_imbalance(num_ranks: int, *, deviation: float = 0.3, num_passes: int = 4000) -> float:
+def simulated_imbalance(num_ranks: int) -> float:
     """Busiest rank over the mean where each expert's share differs by itself, mean over passes."""
-    shares = np.random.default_rng(5).normal(1.0, deviation, (num_passes, EXPERTS.num_experts))
-    loads = shares.reshape(num_passes, num_ranks, -1).sum(axis=2)
+    shares = np.random.default_rng(5).normal(1.0, 0.3, (4000, EXPERTS.num_experts))
+    loads = shares.reshape(4000, num_ranks, -1).sum(axis=2)
     return float((loads.max(axis=1) / loads.mean(axis=1)).mean())
 
 

@@ -120,12 +120,13 @@ def others_of(row: StepRow) -> list[StepRow]:
 
 
 def drawn() -> list[StepRow]:
-    """Ten rows, each of another table or device."""
+    """Ten rows, one of each table and device, then of those again."""
     draw = random.Random(SEED)
     kinds: dict[tuple[str, str], list[StepRow]] = {}
     for row in ROWS:
         kinds.setdefault((row.table, traits(row)[0]), []).append(row)
-    return [draw.choice(kinds[kind]) for kind in draw.sample(sorted(kinds), 10)]
+    order = draw.sample(sorted(kinds), len(kinds))
+    return [draw.choice(kinds[order[place % len(order)]]) for place in range(10)]
 
 
 def percent_slower(row: StepRow) -> float:

@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Path:
     return there
 
 
-def write_step_file(directory: Path, num_steps: int, run_id: str = RUN) -> None:
+def write_step_file(directory: Path, num_steps: int) -> None:
     """A file of so many steps of 2 s."""
     log = RunLog(lambda step, values: None)
     for number in range(1, num_steps + 1):
@@ -47,7 +47,7 @@ def write_step_file(directory: Path, num_steps: int, run_id: str = RUN) -> None:
             )
         )
     log.flush(None, dict, is_final=True)
-    write_steps(Place(directory=directory, run_id=run_id), log)
+    write_steps(Place(directory=directory, run_id=RUN), log)
 
 
 def forecast(iteration: int, step_s: float) -> PastForecast:

@@ -35,7 +35,6 @@ WINDOW_END, LAST = 11, 16
 BEGIN_UNIX_S, STEP_S = 1_795_000_000.0, 0.15
 SCONTROL = '#!/bin/sh\nprintf "%s\\n" "$@" >> "$SCONTROL_LOG"\n'
 CONSTANTS = {name for name, value in RUN_VALUES.items() if value.is_constant}
-CUT = ("_timestamp", "_step", "_runtime")
 
 
 def moment(step: int) -> float:

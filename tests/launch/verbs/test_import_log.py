@@ -24,17 +24,15 @@ ARGUMENTS = """------------------------ arguments ------------------------
 STEP_S, EVAL_S, NUM_STEPS = 2.0, 30.0, 2000
 
 
-def log_text(
-    num_steps: int, *, seed: int, interval: int = 10, factor: float = 1.0
-) -> tuple[str, float]:
+def log_text(num_steps: int, *, seed: int, factor: float = 1.0) -> tuple[str, float]:
     """A log of steps of 2 s with 3 % scatter and evaluations of 30 s; and the time it took."""
     rng, out, took_s = random.Random(seed), [ARGUMENTS], 0.0
-    for at in range(interval, num_steps + 1, interval):
-        steps_s = [factor * STEP_S * rng.lognormvariate(0.0, 0.03) for _ in range(interval)]
+    for at in range(10, num_steps + 1, 10):
+        steps_s = [factor * STEP_S * rng.lognormvariate(0.0, 0.03) for _ in range(10)]
         took_s += sum(steps_s)
         out.append(
             f" iteration {at:8d}/{NUM_STEPS:8d} | consumed samples: {at * 128:12d} | elapsed time "
-            f"per iteration (ms): {1000 * sum(steps_s) / interval:.1f} | global batch size:   128 |"
+            f"per iteration (ms): {1000 * sum(steps_s) / 10:.1f} | global batch size:   128 |"
         )
         if at % 100 == 0:
             evaluated_s = EVAL_S * rng.lognormvariate(0.0, 0.05)
