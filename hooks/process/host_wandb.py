@@ -193,6 +193,8 @@ class HostWandb:
             is_open = self._is_stepped or run.settings.mode == "shared"  # which has no steps
             self._run, self._is_open = reference(run), is_open
             define_steps(run)
+        # Here too, since the writer's thread may come late on a busy machine.
+        self._is_open = self._is_open or run.step > run.starting_step
         if not self._is_open:
             return
         values = self._values(step + 1, time_s, unix_s, is_after_window=is_after_window)
