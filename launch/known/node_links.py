@@ -32,18 +32,13 @@ def detect_links() -> SeenNode:
     none."""
     try:
         nvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        return SeenNode()
-    try:
         nvml.nvmlInit()
-    except nvml.NVMLError:
+        try:
+            return _seen(nvml)
+        finally:
+            nvml.nvmlShutdown()
+    except Exception:  # another package of that name, one that is too old, or the driver's errors
         return SeenNode()
-    try:
-        return _seen(nvml)
-    except nvml.NVMLError:
-        return SeenNode()
-    finally:
-        nvml.nvmlShutdown()
 
 
 def _seen(nvml: Any) -> SeenNode:

@@ -7,6 +7,7 @@ entry point of the group ``forerun.sinks``, whose name is the sink's in the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -30,10 +31,12 @@ GROUP = "forerun.sinks"
 
 
 def registered_sinks() -> dict[str, OpenSink]:
-    """Return the openers of all sinks, those of other packages last."""
-    ours = {name: leaf(place, __package__ or "") for name, place in SINKS.items()}
-    theirs = {one.name: partial(_load, one) for one in entry_points(group=GROUP)}
-    return {name: opener for name, opener in (ours | theirs).items() if opener is not None}
+    """Return the openers of all sinks, those of other packages last; a name of ours stays ours."""
+    found = {name: leaf(place, __package__ or "") for name, place in SINKS.items()}
+    with suppress(Exception):  # an installation elsewhere may be damaged
+        for one in entry_points(group=GROUP):
+            found.setdefault(one.name, partial(_load, one))
+    return {name: opener for name, opener in found.items() if opener is not None}
 
 
 def _load(entry_point: EntryPoint, companion_settings: CompanionSettings) -> Sink:

@@ -8,20 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from step_fixtures import grid
+from two_machine_folds import check, two_machines
 
-from forerun.benchmarks.protocols.scores import MAX_HELD_OUT, MAX_SUBSETS, Fold, step_folds
-from forerun.calib.records.step_rows import StepRow
-
-
-def two_machines() -> list[StepRow]:
-    rows = grid(depths=(8, 16))
-    return [replace(row, machine="ab"[i % 2], group=f"g{i % 4}") for i, row in enumerate(rows)]
-
-
-def check(fold: Fold, rows: list[StepRow]) -> None:
-    assert not set(fold.train) & set(fold.test) and fold.test
-    assert {rows[i].machine for i in (*fold.train, *fold.test)} == {fold.machine}
-    assert not any(rows[i].flag for i in (*fold.train, *fold.test))
+from forerun.benchmarks.protocols.scores import MAX_HELD_OUT, MAX_SUBSETS, step_folds
 
 
 @given(count=st.integers(0, 9), draws=st.integers(1, 4), flagged=st.sets(st.integers(0, 11)))

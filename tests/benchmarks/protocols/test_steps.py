@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from step_fixtures import grid, layout, row
+from two_machine_folds import check, two_machines
 
-from forerun.benchmarks.protocols.scores import Fold
 from forerun.benchmarks.protocols.steps import (
     LEAVE_DEPTH,
     LEAVE_GROUP,
@@ -21,19 +21,7 @@ from forerun.benchmarks.protocols.steps import (
     series_name,
 )
 from forerun.benchmarks.scoring.step_acceptance import designed
-from forerun.calib.records.step_rows import StepRow
 from forerun.calib.workload.config import Fp8Recipe
-
-
-def two_machines() -> list[StepRow]:
-    rows = grid(depths=(8, 16))
-    return [replace(row, machine="ab"[i % 2], group=f"g{i % 4}") for i, row in enumerate(rows)]
-
-
-def check(fold: Fold, rows: list[StepRow]) -> None:
-    assert not set(fold.train) & set(fold.test) and fold.test
-    assert {rows[i].machine for i in (*fold.train, *fold.test)} == {fold.machine}
-    assert not any(rows[i].flag for i in (*fold.train, *fold.test))
 
 
 @pytest.mark.parametrize("protocol", STEP_PROTOCOLS)
