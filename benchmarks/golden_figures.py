@@ -3,12 +3,13 @@
 Steps of each source of ``generalise.py``, from no row and from one, with the rows of
 ``tests/golden/steps`` and ``recipes/published``; operators and collectives of
 ``tests/golden/published`` by the protocols that a table supports; transfers and copies that nobody
-measured, or one group of ranks alone, on devices and nodes of each kind.
+measured, or one group of ranks alone, on devices and nodes of each kind; drawn curves that scatter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,14 @@ from forerun.benchmarks.protocols.operators import (
 from forerun.benchmarks.protocols.scores import Split, concat_scored
 from forerun.benchmarks.published.readers import RECIPES, read_published
 from forerun.calib.fit import fit_machine
-from forerun.calib.network import Group, Samples, fit_transfers, host_copy_s, known_network
+from forerun.calib.network import (
+    CollectiveModel,
+    Group,
+    Samples,
+    fit_transfers,
+    host_copy_s,
+    known_network,
+)
 from forerun.calib.records import Cluster, SeenNode, StatedNodes
 from forerun.calib.workload import Collective, GroupRole, Operator, OperatorKind, Phase
 
@@ -53,14 +61,31 @@ CLUSTERS = {
         seen=(SeenNode(num_gpus=4, num_cards=1, card_bytes_per_s=25e9, wire="socket"),)
     ),
     "cards": Cluster(stated=StatedNodes(num_cards=2, card_bytes_per_s=12.5e9)),
+    "channels": Cluster(
+        seen=(SeenNode(joint="pcie", variables=("NCCL_MAX_NCHANNELS=2",)),),
+    ),
 }
 _PAYLOADS = np.array([1e3, 1e6, 1e9])
 _SPANS = ((2, 1), (8, 1), (16, 2), (8, 8), (1024, 128))
 """Ranks and nodes."""
+MEASURED = {
+    (Collective.ALL_REDUCE, 8, 1): 120,
+    (Collective.ALL_GATHER, 4, 1): 40,
+    (Collective.ALL_REDUCE, 16, 2): 20,
+    (Collective.REDUCE_SCATTER, 16, 2): 6,
+}
+"""Drawn payloads of collectives on ranks and nodes."""
+ROUGH = (
+    *((120, 0, 0.05, 4.0), (120, 0, 0.05, 2.0), (120, 0, 0.05, 1.0), (120, 0, 0.05, 0.0)),
+    *((120, 1, 0.2, 0.5), (40, 0, 0.05, 0.0), (40, 0, 0.05, 0.5), (40, 1, 0.05, 0.5)),
+    *((40, 1, 0.05, 0.0), (20, 0, 0.05, 0.0), (20, 0, 0.05, 4.0)),
+)
+"""Payloads, seed, noise and waves of curves for which each window of a running median is best."""
 FIGURES = {
     **{f"steps_{place}": name for place, name in enumerate(STEPS)},
     **{path.stem: path for path in TABLES},
     **{f"links_{place}": device for place, device in enumerate(DEVICES)},
+    "curves": DEVICES[1],
 }
 """Source, table or device of each set of figures, by name."""
 
@@ -72,6 +97,8 @@ def figures(name: str) -> dict[str, Any]:
             return {"steps": list(_steps(FIGURES[name]))}
         if name.startswith("links_"):
             return {"links": list(_links(str(FIGURES[name])))}
+        if name == "curves":
+            return {"curves": list(_curves(str(FIGURES[name])))}
         return {"rows": list(_rows(FIGURES[name]))}
 
 
@@ -129,6 +156,42 @@ def _links(device: str) -> Iterator[list[Any]]:
                 spread = map(float, transfers.half_width_log)
                 key = [title, len(measured), group.name, group.num_nodes, group.num_chosen]
                 yield [*key, *map(float, np.exp(transfers.log_time)), *spread]
+
+
+def _curves(device: str) -> Iterator[list[Any]]:
+    """Yield time and deviation after curves that scatter, on a device and carried to another."""
+    prior, models = known_network(device, Cluster()), {}
+    samples = {
+        Group(collective=collective, num_ranks=ranks, num_nodes=nodes, role=GroupRole.DP): (
+            _drawn(number, place, 0.2, 0.0, base_s=2e-5 * nodes)
+        )
+        for place, ((collective, ranks, nodes), number) in enumerate(MEASURED.items())
+    }
+    models["measured"] = fit_transfers(samples, prior)
+    moved = fit_transfers({}, known_network(DEVICES[0], Cluster()))
+    models["moved"] = replace(moved, like=models["measured"])
+    for title, model in models.items():
+        for group in (*samples, *_groups()):
+            yield [title, *_estimated(model, group, np.geomspace(1e2, 1e10, 5))]
+    one = next(iter(samples))
+    for drawn in ROUGH:
+        model = fit_transfers({one: _drawn(*drawn)}, prior)
+        yield [str(drawn), *_estimated(model, one, np.geomspace(2e3, 5e7, 5))]
+
+
+def _drawn(number: int, seed: int, noise: float, waves: float, *, base_s: float = 2e-5) -> Samples:
+    nbytes = np.geomspace(1e3, 1e8, number)
+    scatter = noise * np.random.default_rng(seed).normal(size=number)
+    log = scatter + 0.3 * np.sin(waves * np.log(nbytes))
+    return Samples(
+        nbytes=nbytes, time_s=(base_s + nbytes / 1e11) * np.exp(log), weight=np.ones(number)
+    )
+
+
+def _estimated(model: CollectiveModel, group: Group, payloads: Any) -> list[Any]:
+    transfers = model.estimate(group, payloads)
+    numbers = (*map(float, transfers.log_time), *map(float, transfers.half_width_log))
+    return [group.name, group.num_ranks, group.num_nodes, *numbers]
 
 
 def _groups() -> Iterator[Group]:

@@ -27,8 +27,8 @@ _FOLDS = 5
 """Number of folds of a curve's payloads, each held out once."""
 _LEAST_HALVED = 8
 """Payloads from which half of a curve is informative on the other half."""
-_WINDOWS = ((100, (1, 5, 9, 17, 33)), (32, (1, 3, 5, 9)), (16, (1, 3)), (0, (1,)))
-"""Windows of running medians that are tried, by the least number of payloads."""
+_WINDOWS = ((100, (1, 5, 9, 17, 33)), (32, (1, 3, 5, 9)), (16, (1, 3)))
+"""Windows of running medians that are tried, by the least number of payloads; below, none."""
 _FORGET_OCTAVES = 4.0
 """Doublings over which a latency-bound payload's difference from NCCL's figure halves."""
 _FAR_LOG_NBYTES = 40.0
@@ -290,7 +290,7 @@ def _best_window(knots: _Knots, law: Law) -> tuple[int, Vector]:
     ``(rows,)``."""
     if len(knots.log_nbytes) < 2:
         return 1, np.empty(0)
-    windows = next(w for least, w in _WINDOWS if len(knots.log_nbytes) >= least)
+    windows = next((w for least, w in _WINDOWS if len(knots.log_nbytes) >= least), (1,))
     errors = [_held_out_errors(knots, law, window) for window in windows]
     best = first_minimum([float(np.mean(np.abs(e))) for e in errors])
     return windows[best], errors[best]
