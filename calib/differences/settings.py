@@ -86,7 +86,7 @@ class Settings:
         return Settings(
             config=same_layout(config) if config is not None else None,
             num_ranks=int(runs["world_size"].max()),
-            device=str(runs["device"].iloc[0]),
+            device=table.device,
             created_by=str(runs["created_by"].iloc[0]),
             environment=dict(_environment(texts[0])) if texts else {},
         )

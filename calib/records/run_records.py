@@ -67,6 +67,13 @@ class RunRecords:
         return max((header.world_size for header in self.headers.values()), default=0)
 
     @property
+    def device(self) -> str:
+        """Driver's name of the accelerators, or ``cpu``: a header of before may say so although
+        there are some, as it was written before the model was seen."""
+        names = [one.device for one in (*self.configs.values(), *self.headers.values())]
+        return next((name for name in names if name != "cpu"), "cpu")
+
+    @property
     def cluster(self) -> Cluster:
         """Nodes as their ranks saw them, and the values stated for them."""
         return joined_clusters(Cluster.from_json(h.cluster) for h in self.headers.values())

@@ -156,6 +156,12 @@ class SampleTable:
             ) from err
         return RunConfig.from_json(described)
 
+    @property
+    def device(self) -> str:
+        """Driver's name of the newest run's accelerators, or ``cpu``."""
+        runs = self.newest("runs")
+        return self.config().device if self.is_described else str(runs["device"].iloc[0])
+
     def loop(self) -> LoopRecord:
         """Return the recorded properties of the newest run's loop, from its first rank."""
         texts = self.newest("runs")["loop"]
@@ -247,7 +253,7 @@ def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
     transfers = _collective_frame(run, is_probe=True)
     if probed.empty and transfers.empty:
         return table
-    is_host = _is_host(run)
+    is_host = run.device == "cpu"
     live = table.operators
     run_operators = live[(live["run_id"] == run.run_id) & ~live["is_probe"]]
     moved = table.collectives
@@ -273,9 +279,9 @@ def build_live_table(run: RunRecords) -> SampleTable:
     layout = described.parallelism if described is not None else None
     moved = _collective_frame(run)
     transfers = _clean(moved, marks)
-    matched = match_ranks(transfers, layout, is_queued=not _is_host(run))
+    matched = match_ranks(transfers, layout, is_queued=run.device != "cpu")
     clocks = clock_rows(matched)
-    if not _is_host(run):
+    if run.device != "cpu":
         steps = with_added(steps, operators, phases)
     clean_steps = steps[steps["is_clean"]]
     samples = [
@@ -303,11 +309,6 @@ def build_live_table(run: RunRecords) -> SampleTable:
     return SampleTable(
         **{name: normalise(name, frame.assign(run_id=run.run_id)) for name, frame in frames.items()}
     )
-
-
-def _is_host(run: RunRecords) -> bool:
-    """Return True if the run was on CPUs alone, whose transfers may run concurrently."""
-    return all(header.device == "cpu" for header in run.headers.values())
 
 
 def _stacked(run: RunRecords, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -409,6 +410,7 @@ def run_rows(run: RunRecords) -> pd.DataFrame:
         config = run.configs.get(rank)
         text = json.dumps(config.to_json(), sort_keys=True) if config else ""
         header_values = {f.name: getattr(header, f.name) for f in fields(header)}
+        header_values["device"] = run.device
         seen = json.dumps(header.cluster, sort_keys=True) if header.cluster else ""
         loop = run.loops.get(rank)
         shown = json.dumps(encode_fields(loop), sort_keys=True) if loop else ""

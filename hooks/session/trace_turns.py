@@ -141,8 +141,11 @@ class InstrumentManager:
         return None if self._known is None else self._known.alive()
 
     def describe(self, host: Host) -> None:
-        """Set the host to hook from the next window on."""
+        """Set the host to hook from the next window on; records name its device from now on."""
         self._known = WeakHost(host)
+        from .instruments import device_name
+
+        self.device = self._guard.protect(device_name)(host.models) or self.device
 
     def put_on(
         self,

@@ -26,6 +26,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.recording.window import NUM_WARMUP_STEPS
+from forerun.hooks.session import instruments
 from forerun.hooks.session.attaching import attach
 
 CONFIG = RunConfig(
@@ -83,6 +84,17 @@ class Loop:
 
 def records(directory: Path, kind: type) -> list:
     return [r for r in read_run(directory).records[0] if isinstance(r, kind)]
+
+
+@pytest.mark.parametrize("config", [CONFIG, None])
+def test_the_header_names_the_device_before_the_first_window(
+    tmp_path: Path, config: RunConfig | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU all headers said ``cpu``: they are written in the first step, hooks come later."""
+    monkeypatch.setattr(instruments, "name_of", lambda _: "NVIDIA H200")
+    Loop(tmp_path, steps=4, config=config).train(2)
+    run = read_run(tmp_path)
+    assert {header.device for header in run.headers.values()} == {"NVIDIA H200"}
 
 
 def test_steps_windows_and_the_optimizer_are_recorded(tmp_path: Path) -> None:
