@@ -25,13 +25,15 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from forerun.benchmarks.golden_figures import FIGURES, figures
-from forerun.calib.workload.run_options import WandbMode
+from forerun.benchmarks.golden_questions import FILES, QUESTIONS
+from forerun.calib.workload.run_options import Goals, WandbMode
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 from forerun.launch.cli import main as forerun
 from forerun.launch.companion.companion_loop import CompanionLoop
@@ -46,89 +48,39 @@ NOW_UNIX_S = 1_796_100_000.0
 """The clock of all answers: some hours after the newest recording, 2026-12-01 04:40 UTC."""
 MASKED = re.compile(r"^version$")
 """Keys whose values depend on the release that answers."""
-MACHINE = "H100 DGXC BF16"
 PACKED = {
     "quick": "quickstart",
     **{name: f"megatron_{name}" for name in ("tp2", "pp2", "ep2", "mixed8")},
 }
 """Archive of ``tests/golden`` for each recorded directory but the first."""
-RECORDED = ("cpu", *PACKED)
-REPLAYED = ("quick", "tp2", "pp2", "ep2", "mixed8")
-_LINE = (
-    "torchrun --nproc-per-node 8 --nnodes 8 pretrain_gpt.py --bf16 --num-layers 32 --hidden-size "
-    "4096 --num-attention-heads 32 --seq-length 4096 --max-position-embeddings 4096 --vocab-size "
-    "32000 --micro-batch-size 1 --global-batch-size 512 --use-distributed-optimizer"
-)
-LINE = _LINE.split()
-_MOE = (
-    "torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --bf16 --fp8-format hybrid "
-    "--num-layers 24 --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 16 "
-    "--group-query-attention --num-query-groups 4 --seq-length 8192 --max-position-embeddings 8192 "
-    "--vocab-size 128000 --num-experts 64 --moe-router-topk 4 --moe-ffn-hidden-size 1408 "
-    "--moe-grouped-gemm --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8 "
-    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --context-parallel-size 2 "
-    "--sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
-    "--recompute-granularity selective --swiglu --micro-batch-size 1 --global-batch-size 256"
-)
-_LONG = (
-    "torchrun --nproc-per-node 8 --nnodes 64 pretrain_gpt.py --bf16 --num-layers 80 --hidden-size "
-    "8192 --num-attention-heads 64 --seq-length 8192 --max-position-embeddings 8192 --vocab-size "
-    "32000 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel "
-    "--num-layers-per-virtual-pipeline-stage 5 --recompute-granularity full --recompute-method "
-    "uniform --recompute-num-layers 1 --micro-batch-size 1 --global-batch-size 1024"
-)
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
-    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
-QUESTIONS: dict[str, tuple[str, ...]] = {
-    **{
-        f"{place}_{name}": (verb, place, *words)
-        for place in RECORDED
-        for name, verb, words in (
-            ("report", "report", ()),
-            ("status", "status", ()),
-            ("running", "explain", ("running",)),
-            ("explain", "explain", ("running", "1")),
-            ("plan", "plan", ("--top", "5")),
-            ("larger", "predict", ("--mbs", "4", "--gpus", "4")),
-        )
-    },
-    **{
-        f"{place}_{name}": (verb, place, *words)
-        for place in ("cpu", "quick")
-        for name, verb, words in (
-            ("devices", "plan", ("--device", "H100,B200", "--gpus", "8,64", "--top", "2")),
-            ("h100", "predict", ("--device", "H100", "--gpus", "8")),
-        )
-    },
-    "two_runs": ("diff", "cpu", "quick"),
-    "table_plan": ("plan", "table", "--machine", MACHINE, "--top", "5"),
-    "table_predict": ("predict", "table", "--machine", MACHINE, "--mbs", "2"),
-    "table_normal": ("normal", "table", "--machine", MACHINE),
-    "quick_command": ("plan", "quick", "--show", "1"),
-    "tp2_command": ("plan", "tp2", "--show", "2"),
-    "tp2_many": ("plan", "tp2", "--device", "H100", "--gpus", "512..1024", "--top", "1"),
-    "pp2_why": ("plan", "pp2", "--why", "tp=2,pp=1", "--keep", "mbs=2|4"),
-    "quick_lint": ("doctor", "quick", "--", *LINE),
-    "logged_report": ("report", "logged"),
-    "logged_status": ("status", "logged"),
-    "nowhere_moe": ("predict", "--device", "H100", "--", *_MOE.split()),
-    "nowhere_long": ("predict", "--device", "A100", "--", *_LONG.split()),
-    "nowhere_amd": ("predict", "--device", "MI300X", "--", *LINE),
-    "nowhere_hf": ("predict", "--device", "B200", "--gpus", "8", "--config", "llama/config.json"),
-    "nowhere_experts": (
-        *("predict", "--device", "H200", "--gpus", "16", "--gbs", "64", "--config"),
-        str(ROOT / "recipes" / "experts.yaml"),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A recorded run as a companion is told of it."""
+
+    source: str
+    goals: Goals = field(default_factory=Goals)
+    slower: float = 1.0
+    """Factor of the times of the second half of its steps."""
+    is_lost: bool = False
+    """True if the companion ends without notice."""
+
+
+MEASURED = {
+    "h200": ("h200-2026-11-28", "h200-2026-11-28/megatron-lm-a", ""),
+    "h200_small": ("h200-2026-11-28", "h200-2026-11-28/megatron-lm-b", ""),
+    "h200_records": ("h200-2026-11-28-megatron", "megatron/b2-records", "records"),
+}
+"""Archive of ``benchmarks/gpu/measured``, its member, and where that belongs, by directory."""
+REPLAYED = {
+    **{name: Played(source=name) for name in PACKED},
+    "late": Played(source="quick", goals=Goals(deadline_unix_s=1.0, gpus=(2, 4), mtbf_hours=20.0)),
+    "costly": Played(
+        source="tp2", goals=Goals(price_per_gpu_hour=2.5, budget_hours=0.02, restart_cost_s=1.0)
     ),
-    "nowhere_script": (
-        *("predict", "--device", "H100", "--", "bash"),
-        str(ROOT / "recipes" / "megatron_one_node.sh"),
-    ),
-    "nowhere_predict": ("predict", "--device", "H100", "--tokens", "1T", "--", *LINE),
-    "nowhere_plan": ("plan", "--device", "H100,B200", "--gpus", "64", "--top", "2", "--", *LINE),
+    "slowed": Played(source="quick", slower=1.6),
+    "lost": Played(source="mixed8", is_lost=True),
 }
 
 
@@ -183,8 +135,13 @@ def make_directories(
     _run(("import", "steps", str(table), "--out", "table"))
     log = GOLDEN / "megatron_logs" / "every_fifth_with_saves.log"
     _run(("import", "log", str(log), "--out", "logged"))
-    (home / "llama").mkdir()
-    (home / "llama" / "config.json").write_text(json.dumps(_LLAMA), encoding="utf-8")
+    for name, (archive, member, place) in MEASURED.items():
+        with tarfile.open(ROOT / "benchmarks" / "gpu" / "measured" / f"{archive}.tar.gz") as file:
+            file.extractall(home / "measured", filter="data")
+        shutil.copytree(home / "measured" / member, home / name / place)
+    for name, text in FILES.items():
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).write_text(text, encoding="utf-8")
 
 
 def ask(words: Sequence[str]) -> dict[str, Any]:
@@ -235,15 +192,17 @@ class Received(Sink):
 
 
 def replay(name: str) -> dict[str, Any]:
-    """Return what a companion logs, sends and writes while a recorded run is played to it again."""
+    """Return what a companion logs, sends and writes while a recorded run is played to it again,
+    and the status of its directory afterwards."""
     import pandas as pd
 
-    source, directory = Path(name), Path(f"replay_{name}")
-    shutil.copytree(source / "records", directory / "records")
-    steps = pd.read_parquet(source / "steps.parquet").to_dict("records")
+    played, directory = REPLAYED[name], Path(f"replay_{name}")
+    shutil.copytree(Path(played.source) / "records", directory / "records")
+    steps = pd.read_parquet(Path(played.source) / "steps.parquet").to_dict("records")
     received, log = Received(), io.StringIO()
+    settings = _settings(directory, len(steps), played.goals)
     with redirect_stderr(log), redirect_stdout(log):
-        _play(CompanionLoop(_settings(directory, len(steps)), open_sink=lambda _: received), steps)
+        _play(CompanionLoop(settings, open_sink=lambda _: received), steps, played)
     page = next(iter(sorted(directory.rglob("report.html"))), None)
     answer = {
         "log": _without_home(log.getvalue()).splitlines(),
@@ -253,31 +212,37 @@ def replay(name: str) -> dict[str, Any]:
         "summary": received.summary,
         "files": sorted(str(path.relative_to(directory)) for path in directory.rglob("*.*")),
         "page": html_text(page.read_text(encoding="utf-8")) if page else None,
+        "status": ask(("status", str(directory))),
     }
     return masked(json.loads(json.dumps(answer)))
 
 
-def _settings(directory: Path, num_steps: int) -> CompanionSettings:
+def _settings(directory: Path, num_steps: int, goals: Goals) -> CompanionSettings:
     run_id = next((directory / "records").iterdir()).name
     num_ranks = len(list((directory / "records" / run_id).glob("rank-*.jsonl")))
     rank = RankInfo(
         rank=num_ranks - 1, world_size=num_ranks, local_rank=0, local_world_size=num_ranks,
         run_id=run_id,
     )  # fmt: skip
-    settings = Settings(rank=rank, directory=directory, wandb=WandbMode.OFF, total_steps=num_steps)
+    settings = Settings(
+        rank=rank, directory=directory, wandb=WandbMode.OFF, total_steps=num_steps, goals=goals
+    )
     return CompanionSettings(settings=settings, launch_id="golden-launch")
 
 
-def _play(loop: CompanionLoop, steps: Sequence[Mapping[Any, Any]]) -> None:
+def _play(loop: CompanionLoop, steps: Sequence[Mapping[Any, Any]], played: Played) -> None:
     """Tell a companion of all steps as a session does, with the clock of the recording."""
-    windows, unix_s = set[int](), 0.0
+    windows, late_s = set[int](), 0.0
     for index, row in enumerate(steps):
-        window, unix_s = int(row["window"]), float(row["unix_s"])
+        factor = played.slower if 2 * index > len(steps) else 1.0
+        time_s, window = factor * float(row["step_time_s"]), int(row["window"])
+        late_s += time_s - float(row["step_time_s"])
+        unix_s = float(row["unix_s"]) + late_s
         is_last = window >= 0 and (
             index + 1 == len(steps) or int(steps[index + 1]["window"]) != window
         )
         event = {
-            "event": "step", "step": int(row["iteration"]) - 1, "time_s": float(row["step_time_s"]),
+            "event": "step", "step": int(row["iteration"]) - 1, "time_s": time_s,
             "gap_s": 0.0, "is_hooked": bool(row["is_hooked"]),
             "window": window if window >= 0 else None,
             "is_after_window": bool(windows) and window < 0,
@@ -289,8 +254,10 @@ def _play(loop: CompanionLoop, steps: Sequence[Mapping[Any, Any]]) -> None:
             closed = {"event": "window_closed", "window": window, "last_step": event["step"]}
             loop.handle(closed, unix_s)
         loop.poll(unix_s + 1e-3)
-    loop.handle({"event": "end", "step": int(steps[-1]["iteration"]) - 1, "unix_s": unix_s}, unix_s)
-    loop.finish(unix_s)
+    if not played.is_lost:
+        last = int(steps[-1]["iteration"]) - 1
+        loop.handle({"event": "end", "step": last, "unix_s": unix_s}, unix_s)
+        loop.finish(unix_s)
 
 
 class _Text(HTMLParser):

@@ -24,8 +24,17 @@ from typing import Any
 CALIB = Path(__file__).parents[2] / "calib"
 UNNOTICED = "-"
 ASKED = (
+    *(
+        "h200_larger",
+        "h200_running",
+        "h200_like",
+        "h200_plan",
+        "h200_devices",
+        "h200_records_report",
+    ),
     *("nowhere_moe", "nowhere_long", "nowhere_predict", "nowhere_amd", "nowhere_hf"),
-    *("cpu_larger", "cpu_running", "ep2_larger", "table_predict"),
+    *("nowhere_offload", "nowhere_latent", "cpu_larger", "cpu_running", "ep2_larger", "ep2_also"),
+    *("table_predict", "mixed8_like", "mixed8_plan"),
 )
 """Questions asked after all figures, quickest first."""
 
@@ -82,7 +91,7 @@ def first_notice(module: str, constant: str, index: int) -> str:
         if golden.answer_differences(f"figures_{name}", golden.figures(name)):
             return f"figures_{name}"
     with tempfile.TemporaryDirectory() as home, golden.at_home(Path(home)):
-        golden.make_directories(Path(home), packed=("ep2",))
+        golden.make_directories(Path(home), packed=("quick", "ep2", "tp2", "mixed8"))
         for question in ASKED:
             if golden.answer_differences(question, golden.ask(golden.QUESTIONS[question])):
                 return question
