@@ -572,10 +572,12 @@ class Prediction(LayoutAnswer):
         return replace(self, whole_run=self._length(number, price_per_gpu_hour))
 
     def _length(self, num_tokens: int = 0, price: float | str | None = None) -> WholeRun:
-        prices = read_prices(None if price is None else str(price))
-        config, price_per_gpu_hour = self.layout.config, next(iter(prices), None)
+        question = PlanQuestion(prices=() if price is None else read_prices(str(price)))
         return whole_run(
-            config, self.machine.steps, num_tokens=num_tokens, price_per_gpu_hour=price_per_gpu_hour
+            self.layout.config,
+            self.machine.steps,
+            num_tokens=num_tokens,
+            price_per_gpu_hour=question.price(0),
         )
 
     @property

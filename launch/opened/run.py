@@ -6,7 +6,7 @@ Its methods correspond to the verbs, which call them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -143,50 +143,27 @@ class Run(PrintableAnswer):
     def plan(
         self,
         *,
-        gpus: Several = None,
-        gpus_per_node: int | str | None = None,
         device: Several = None,
-        global_batch_size: int | str | None = None,
-        seq_length: int | str | None = None,
-        memory_gib: float | str | None = None,
-        objective: str = "time",
-        price_per_gpu_hour: Several = None,
-        tokens: float | str | None = None,
-        keep: str | Mapping[str, Any] | None = None,
-        why: str | Mapping[str, Any] | None = None,
-        top: int | str = 10,
         config: Path | str | None = None,
         command: Sequence[str] = (),
         anyway: bool = False,
         assume_no_effect: Sequence[str] = (),
         num_rows: int = 0,
+        **options: Any,
     ) -> PlanAnswer:
         """Rank layouts: ``run.plan(gpus=64)``, ``run.plan(gpus="8..1024", keep={"tp": 8})``.
 
         ``gpus`` is a number, several, or ``"8..1024"``; ``device`` one or several by name;
         ``global_batch_size`` samples, or ``"xGPUS"``; ``keep`` and ``why`` values of short names.
-        The rest are the options of ``forerun plan`` (docs/plan.md).  At least ``num_rows`` layouts
-        are searched for, whatever ``top`` shows.
+        All are the options of ``forerun plan`` (docs/plan.md), with ``_`` for ``-``.  At least
+        ``num_rows`` layouts are searched for, whatever ``top`` shows.
 
         Raises ``ConfigError`` for invalid values, and if no layout runs.
         """
         from ..options import read_question
         from .layout_answers import planned
 
-        question = read_question(
-            gpus=gpus,
-            gpus_per_node=gpus_per_node,
-            device=self.device if device is None else device,
-            global_batch_size=global_batch_size,
-            seq_length=seq_length,
-            memory_gib=memory_gib,
-            objective=objective,
-            price_per_gpu_hour=price_per_gpu_hour,
-            tokens=tokens,
-            keep=keep,
-            why=why,
-            top=top,
-        )
+        question = read_question(device=self.device if device is None else device, **options)
         other = self._other(config, command, anyway, assume_no_effect)
         return planned(self, question, other, num_rows)
 

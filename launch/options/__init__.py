@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .flags import FLAGS, LIMIT, REQUESTS, parse, rank_info, read_cluster, split
     from .launch_scripts import LaunchScript, inner_launch_line, launch_script, script_hint
     from .plan_options import (
-        NUM_TOP,
+        PLAN_OPTIONS,
         Objective,
         PlanQuestion,
         Several,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -59,28 +59,154 @@ class BatchRule:
         return here * num_ranks // running_ranks
 
 
+Several: TypeAlias = "str | float | Sequence[str] | Sequence[float] | None"
+"""One value, several, or the text of an option; None: not given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOption:
+    """An option of a plan: its words for the command line, and its reader."""
+
+    names: tuple[str, ...]
+    metavar: str
+    description: str
+    read: Callable[[str, Any], Any]
+    """Function of the option's name, for errors, and of its value or text."""
+
+    @property
+    def parameter(self) -> str:
+        """Name of the option as a parameter of ``Run.plan``.
+
+        >>> PLAN_OPTIONS["batch"].names, PLAN_OPTIONS["batch"].parameter
+        (('--global-batch-size', '--gbs'), 'global_batch_size')
+        """
+        return self.names[0].lstrip("-").replace("-", "_")
+
+    @property
+    def declaration(self) -> str:
+        """The option as a verb declares its arguments."""
+        return f"{' '.join(self.names)} {self.metavar}  {self.description}\n"
+
+
+def _option(
+    names: str, metavar: str, description: str, read: Callable[[str, Any], Any]
+) -> dict[str, PlanOption]:
+    option = PlanOption(
+        names=tuple(names.split()), metavar=metavar, description=description, read=read
+    )
+    return {"option": option}
+
+
+def _positive(option: str, text: object) -> int:
+    """Return a whole number above 0."""
+    number = whole(option.lstrip("-").replace("-", "_"), text)
+    at_least_one(option, number)
+    at_most(option, number)
+    return number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """Parsed options of a plan."""
+    """Parsed options of a plan; each is declared here alone."""
 
-    counts: tuple[int, ...]
+    counts: tuple[int, ...] = field(
+        default=(),
+        metadata=_option(
+            "--gpus",
+            "N|A..B|N,N",
+            "numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and so on "
+            "up to 1024 (default: as in the run)",
+            lambda _, value: read_counts(_text(value)),
+        ),
+    )
     """Numbers of ranks; empty: as in the run."""
-    ranks_per_node: int
+    ranks_per_node: int = field(
+        default=0, metadata=_option("--gpus-per-node", "N", "(default: as in the run)", _positive)
+    )
     """Ranks of each node; 0: as in the run."""
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] = ()
     """Devices, by the driver's name; empty: the run's device."""
-    batch: BatchRule
-    seq_length: int
+    batch: BatchRule = field(
+        default=BatchRule(),
+        metadata=_option(
+            "--global-batch-size --gbs",
+            "N|xGPUS",
+            "samples of a step; xGPUS: as many per GPU as in the run; 4xGPUS: four per GPU",
+            lambda _, value: read_batch(_text(value)),
+        ),
+    )
+    seq_length: int = field(
+        default=0, metadata=_option("--seq-length --seq", "N", "tokens of a sample", _positive)
+    )
     """Tokens per sample; 0: as in the run."""
-    memory_nbytes: int | None
-    objective: Objective
-    prices: tuple[float, ...]
-    """Price per GPU-hour of each device; empty: not stated."""
-    num_tokens: int
+    memory_nbytes: int | None = field(
+        default=None,
+        metadata=_option(
+            "--memory-gib",
+            "X",
+            "memory of one GPU in GiB (default: as in the run)",
+            lambda _, value: _memory_nbytes(str(value)),
+        ),
+    )
+    objective: Objective = field(
+        default=Objective.TIME,
+        metadata=_option(
+            "--objective",
+            "time|cost",
+            "order of the rows (default time)",
+            lambda _, value: _objective(value),
+        ),
+    )
+    num_tokens: int = field(
+        default=0,
+        metadata=_option(
+            "--tokens",
+            "N",
+            "days, steps and GPU-hours of a run to so many tokens, as 300B, 1T or 2e12",
+            lambda _, value: read_tokens(value),
+        ),
+    )
     """Tokens of the whole run; 0: not requested."""
-    keep: LayoutConstraint | None
-    why: LayoutConstraint | None
-    top: int
+    prices: tuple[float, ...] = field(
+        default=(),
+        metadata=_option(
+            "--price-per-gpu-hour",
+            "X",
+            "price of an hour of one GPU: one, or of plan one for each --device, with commas",
+            lambda _, value: read_prices(_text(value)),
+        ),
+    )
+    """Price per GPU-hour of each device; empty: not stated."""
+    keep: LayoutConstraint | None = field(
+        default=None,
+        metadata=_option(
+            "--keep",
+            "tp=8,pp=1|2",
+            "only layouts with these values",
+            lambda _, value: _keep(value),
+        ),
+    )
+    why: LayoutConstraint | None = field(
+        default=None,
+        metadata=_option(
+            "--why",
+            "tp=16",
+            "why such layouts are not at the top",
+            lambda _, value: _keep(value),
+        ),
+    )
+    top: int = field(
+        default=NUM_TOP,
+        metadata=_option("--top", "K", f"number of rows to show (default {NUM_TOP})", _positive),
+    )
+
+    def __post_init__(self) -> None:
+        """Require one price, or one for each device."""
+        if len(self.prices) not in (0, 1, max(1, len(self.devices))):
+            raise ConfigError(
+                f"--price-per-gpu-hour has {len(self.prices)} prices for "
+                f"{max(1, len(self.devices))} devices; give one, or one for each"
+            )
 
     def price(self, place: int) -> float | None:
         """Return the price per GPU-hour of the device at index ``place``; None if not stated."""
@@ -111,56 +237,42 @@ class PlanQuestion:
         )
 
 
-Several: TypeAlias = "str | float | Sequence[str] | Sequence[float] | None"
-"""One value, several, or the text of an option; None: not given."""
+PLAN_OPTIONS: Mapping[str, PlanOption] = {
+    spec.name: spec.metadata["option"] for spec in fields(PlanQuestion) if spec.metadata
+}
+"""Options of a plan by the field that they set."""
 
 
-def read_question(
-    *,
-    gpus: Several = None,
-    gpus_per_node: int | str | None = None,
-    device: Several = None,
-    global_batch_size: int | str | None = None,
-    seq_length: int | str | None = None,
-    memory_gib: float | str | None = None,
-    objective: str = Objective.TIME.value,
-    price_per_gpu_hour: Several = None,
-    tokens: float | str | None = None,
-    keep: str | Mapping[str, Any] | None = None,
-    why: str | Mapping[str, Any] | None = None,
-    top: int | str = NUM_TOP,
-) -> PlanQuestion:
-    """Return the question stated by values or by texts of options.
+def read_question(*, device: Several = None, **values: Any) -> PlanQuestion:
+    """Return the question stated by values, or texts of options, under the options' names.
 
-    Raises ``ConfigError`` with value, rule and remedy if one is invalid.
+    Raises ``ConfigError`` with value, rule and remedy if one is invalid, and ``TypeError`` for a
+    name that is no option.
+
+    >>> read_question(gpus="8..16", gbs=64).counts
+    Traceback (most recent call last):
+    TypeError: plan() got an unexpected keyword argument 'gbs'
     """
-    names = (_text(device) or "").split(",") if device is not None else ()
+    names = _text(device).split(",") if device is not None else ()
+    read: dict[str, Any] = {}
+    for name, option in PLAN_OPTIONS.items():
+        if (value := values.pop(option.parameter, None)) not in (None, ""):
+            read[name] = option.read(option.names[0], value)
+    if values:
+        raise TypeError(f"plan() got an unexpected keyword argument {next(iter(values))!r}")
     devices = tuple(dict.fromkeys(known_device(name).driver_name for name in names))
-    return PlanQuestion(
-        counts=read_counts(counts) if (counts := _text(gpus)) else (),
-        ranks_per_node=_positive("--gpus-per-node", gpus_per_node),
-        devices=devices,
-        batch=read_batch(_text(global_batch_size) or ""),
-        seq_length=_positive("--seq-length", seq_length),
-        memory_nbytes=None if memory_gib is None else _memory_nbytes(str(memory_gib)),
-        objective=_objective(objective),
-        prices=read_prices(_text(price_per_gpu_hour), max(1, len(devices))),
-        num_tokens=0 if tokens is None else read_tokens(tokens),
-        keep=_keep(keep),
-        why=_keep(why),
-        top=_positive("--top", top),
-    )
+    return PlanQuestion(devices=devices, **read)
 
 
-def _text(value: Several) -> str | None:
+def _text(value: Several) -> str:
     """Return a value as option text.
 
-    >>> _text([8, 16]), _text("8..64"), _text(2.5), _text(None)
-    ('8,16', '8..64', '2.5', None)
+    >>> _text([8, 16]), _text("8..64"), _text(2.5)
+    ('8,16', '8..64', '2.5')
     """
-    if value is None or isinstance(value, str):
-        return value
-    return ",".join(map(str, value)) if isinstance(value, Iterable) else str(value)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return str(value)
+    return ",".join(map(str, value))
 
 
 def _keep(constraint: str | Mapping[str, Any] | None) -> LayoutConstraint | None:
@@ -170,9 +282,7 @@ def _keep(constraint: str | Mapping[str, Any] | None) -> LayoutConstraint | None
     'tp=8,pp=1|2'
     """
     if isinstance(constraint, Mapping):
-        texts = (
-            (name, (_text(values) or "").replace(",", "|")) for name, values in constraint.items()
-        )
+        texts = ((name, _text(values).replace(",", "|")) for name, values in constraint.items())
         constraint = ",".join(f"{name}={text}" for name, text in texts)
     return LayoutConstraint.parse(constraint) if constraint else None
 
@@ -233,30 +343,13 @@ def read_batch(text: str) -> BatchRule:
     return BatchRule(follows_ranks=True)
 
 
-def read_prices(text: str | None, num_devices: int = 1) -> tuple[float, ...]:
-    """Return prices per GPU-hour: one, or one for each device; empty if none is given."""
-    if text is None:
-        return ()
+def read_prices(text: str) -> tuple[float, ...]:
+    """Return prices per GPU-hour: one, or one for each device."""
     rule = "give a price of an hour of one GPU, such as 2.5"
-    prices = tuple(_real("--price-per-gpu-hour", part, rule) for part in str(text).split(","))
+    prices = tuple(_real("--price-per-gpu-hour", part, rule) for part in text.split(","))
     if not all(0 < price < math.inf for price in prices):
         raise ConfigError(f"--price-per-gpu-hour {text} is not above 0; {rule}")
-    if len(prices) not in (1, num_devices):
-        raise ConfigError(
-            f"--price-per-gpu-hour has {len(prices)} prices for {num_devices} devices; give one, "
-            "or one for each"
-        )
     return prices
-
-
-def _positive(option: str, text: object) -> int:
-    """Return a whole number above 0; 0 if none is given."""
-    if text is None:
-        return 0
-    number = whole(option.lstrip("-").replace("-", "_"), text)
-    at_least_one(option, number)
-    at_most(option, number)
-    return number
 
 
 def _real(option: str, text: str, rule: str) -> float:

@@ -53,11 +53,6 @@ CLUSTER = (
 TIMELINE = (
     "--timeline FILE  write the steps as a trace into this file, which ui.perfetto.dev opens\n"
 )
-TOKENS = """
---tokens N              days, steps and GPU-hours of a run to so many tokens, as 300B, 1T or 2e12
---price-per-gpu-hour X  price of an hour of one GPU: one, or of plan one for each --device, with
-                        commas
-"""
 _TYPES = {"DIR": Path, "FILE": Path, "FILE|DIR": Path, "FRAC": float, "SECONDS": float, "H": float}
 """Types of values by metavar; others are text unless the verb states a type."""
 

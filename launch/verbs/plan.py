@@ -6,31 +6,18 @@
 from __future__ import annotations
 
 import argparse
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ...calib.arguments import LAYOUT_NAMES
 from ...calib.shell import printable
-from ..options import NUM_TOP, read_question
-from .arguments import TOKENS, ExitCode, add_schema, declare, print_json, print_notes
+from ..options import PLAN_OPTIONS
+from .arguments import ExitCode, add_schema, declare, print_json, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
 
 if TYPE_CHECKING:
     from ..opened import RowCommand
 
-_ARGUMENTS = f"""
---gpus N|A..B|N,N  numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and
-                   so on up to 1024 (default: as in the run)
---gpus-per-node N  (default: as in the run)
---global-batch-size --gbs N|xGPUS  samples of a step; xGPUS: as many per GPU as in the run; 4xGPUS:
-                                   four per GPU
---seq-length --seq N   tokens of a sample
---memory-gib X         memory of one GPU in GiB (default: as in the run)
---objective time|cost  order of the rows (default time)
-{TOKENS.strip()}
---keep tp=8,pp=1|2     only layouts with these values
---why tp=16            why such layouts are not at the top
---top K                number of rows to show (default {NUM_TOP})
+_ROWS = """
 --show N      print the whole launch command of row N (0: the running layout)
 --write FILE  write the row as an executable script (default row 1)
 """
@@ -42,9 +29,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_run(sub)
     add_evidence(sub)
     add_schema(sub, "answers")
-    declare(
-        sub, _ARGUMENTS, objective={"default": "time"}, top={"default": NUM_TOP}, show={"type": int}
-    )
+    declare(sub, "".join(option.declaration for option in PLAN_OPTIONS.values()))
+    declare(sub, _ROWS, show={"type": int})
     names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
     sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
 
@@ -74,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
 def question_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the plan's options, by the parameter names of ``read_question`` and ``Run.plan``."""
-    return {name: getattr(args, name) for name in signature(read_question).parameters}
+    names = (option.parameter for option in PLAN_OPTIONS.values())
+    return {name: getattr(args, name) for name in ("device", *names)}
 
 
 def _print(row: RowCommand) -> None:

@@ -9,14 +9,14 @@ import argparse
 from typing import Any
 
 from ...calib.arguments import LAYOUT_NAMES
-from .arguments import TIMELINE, TOKENS, ExitCode, add_schema, declare, print_notes
+from ..options import PLAN_OPTIONS
+from .arguments import TIMELINE, ExitCode, add_schema, declare, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
 
-_ARGUMENTS = f"""
+_ARGUMENTS = """
 --fail-over SECONDS  exit 1 if the step is slower than this
-{TOKENS.strip()}
---sbatch FILE  write a script for sbatch whose --time holds the run with 95 %%
-{TIMELINE}"""
+{whole_run}--sbatch FILE  write a script for sbatch whose --time holds the run with 95 %%
+{timeline}"""
 _LAYOUT = (
     "settings that differ from the run; Megatron's own options work as well, and --framework "
     "torchtitan, transformers, PyTorch or Lightning (--torch-compile) for a stack that is not its"
@@ -33,7 +33,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     for axis in LAYOUT_NAMES:
         spec: dict[str, Any] = {"action": _Passed, "dest": "layout_words", "metavar": axis.metavar}
         group.add_argument(*axis.spellings, help=axis.help, **spec)
-    declare(sub, _ARGUMENTS)
+    of_run = (PLAN_OPTIONS[name].declaration for name in ("num_tokens", "prices"))
+    declare(sub, _ARGUMENTS.format(whole_run="".join(of_run), timeline=TIMELINE))
 
 
 class _Passed(argparse.Action):

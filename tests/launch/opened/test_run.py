@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from inspect import signature
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,7 +18,6 @@ from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.opened.answer_types import Layout, PrintableAnswer
 from forerun.launch.opened.run import Run
-from forerun.launch.options.plan_options import NUM_TOP, read_question
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 Out = pytest.CaptureFixture[str]
@@ -141,12 +139,9 @@ def test_the_layout_has_every_short_name(run: Run) -> None:
     assert run.model.num_layers == run.layout.config.model.num_layers
 
 
-def test_plan_takes_all_that_a_question_has() -> None:
-    question_parameters, taken = signature(read_question).parameters, signature(Run.plan).parameters
-    assert {name: one.default for name, one in question_parameters.items()} == {
-        name: taken[name].default for name in question_parameters
-    }
-    assert question_parameters["top"].default == NUM_TOP
+def test_plan_refuses_what_no_option_is_named(run: Run) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gbs'"):
+        run.plan(gbs=64)
 
 
 @pytest.mark.parametrize(

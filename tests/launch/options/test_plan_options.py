@@ -12,6 +12,7 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Batch, Cadence, Parallelism, RunConfig
 from forerun.launch.cli import build_parser
 from forerun.launch.options.plan_options import (
+    PLAN_OPTIONS,
     Objective,
     PlanQuestion,
     read_batch,
@@ -81,6 +82,28 @@ def test_what_is_asked_changes_the_run_that_layouts_are_made_of() -> None:
     # 12 samples over 8 replicas of 4: four replicas of three.
     assert (config.parallelism.dp, config.batch.micro_batch_size) == (4, 1)
     assert config.batch.global_batch_size == config.cadence.full_batch_size == 12
+
+
+WORDS = {
+    "--gpus": "8", "--gpus-per-node": "4", "--global-batch-size": "xGPUS", "--seq-length": "64",
+    "--memory-gib": "40", "--objective": "cost", "--price-per-gpu-hour": "2", "--tokens": "1T",
+    "--keep": "tp=2", "--why": "pp=2", "--top": "3",
+}  # fmt: skip
+
+
+def test_each_option_changes_one_field_from_words_and_from_python() -> None:
+    assert [option.names[0] for option in PLAN_OPTIONS.values()] == sorted(
+        WORDS, key=lambda name: [*PLAN_OPTIONS].index(field_of(name))
+    )
+    for name, text in WORDS.items():
+        asked = question(name, text)
+        assert asked == read_question(**{PLAN_OPTIONS[field_of(name)].parameter: text})
+        changed = {one for one in PLAN_OPTIONS if getattr(asked, one) != getattr(question(), one)}
+        assert changed == {field_of(name)}
+
+
+def field_of(name: str) -> str:
+    return next(key for key, option in PLAN_OPTIONS.items() if name in option.names)
 
 
 def test_devices_have_prices_of_their_own_or_one() -> None:
