@@ -187,9 +187,10 @@ def _sentences(difference: Difference) -> list[str]:
 def _side(side: Side) -> str:
     number = len(side.windows)
     windows = "window" if number == 1 else "windows"
+    ranks = "1 rank" if side.num_ranks == 1 else f"{side.num_ranks} ranks"
     rate = "" if side.tokens_per_s is None else f" · {format_count(side.tokens_per_s)} tokens/s"
     return (
-        f"{side.run_id} · {side.num_ranks} ranks of {side.device} · {side.num_steps} steps in "
+        f"{side.run_id} · {ranks} of {side.device} · {side.num_steps} steps in "
         f"{number} {windows} · step {format_time(side.step_time_s)}{rate}"
     )
 
