@@ -61,6 +61,9 @@ CLUSTERS = {
         seen=(SeenNode(num_gpus=4, num_cards=1, card_bytes_per_s=25e9, wire="socket"),)
     ),
     "cards": Cluster(stated=StatedNodes(num_cards=2, card_bytes_per_s=12.5e9)),
+    "slots": Cluster(
+        seen=(SeenNode(num_gpus=8, num_cards=4, card_bytes_per_s=50e9, wire="infiniband"),)
+    ),
     "channels": Cluster(
         seen=(SeenNode(joint="pcie", variables=("NCCL_MAX_NCHANNELS=2",)),),
     ),
@@ -75,6 +78,25 @@ MEASURED = {
     (Collective.REDUCE_SCATTER, 16, 2): 6,
 }
 """Drawn payloads of collectives on ranks and nodes."""
+EXTREME = (
+    *(
+        (Collective.ALL_REDUCE, 8, 1, 2e-6, 3e11, "usual"),
+        (Collective.ALL_REDUCE, 16, 2, 3e-6, 4e10, "usual"),
+    ),
+    *(
+        (Collective.ALL_REDUCE, 16, 2, 5e-4, 4e10, "usual"),
+        (Collective.ALL_TO_ALL, 16, 2, 1e-6, 1e11, "usual"),
+    ),
+    *(
+        (Collective.ALL_GATHER, 16, 2, 3e-5, 1e10, "usual"),
+        (Collective.ALL_GATHER, 16, 2, 3e-5, 1e11, "sockets"),
+    ),
+    *(
+        (Collective.ALL_GATHER, 16, 2, 3e-5, 1e11, "slots"),
+        (Collective.ALL_GATHER, 4, 1, 1e-4, 1e10, "usual"),
+    ),
+)
+"""Collective, ranks, nodes, latency (s), bytes/s and cluster of curves far from what is usual."""
 ROUGH = (
     *((120, 0, 0.05, 4.0), (120, 0, 0.05, 2.0), (120, 0, 0.05, 1.0), (120, 0, 0.05, 0.0)),
     *((120, 1, 0.2, 0.5), (40, 0, 0.05, 0.0), (40, 0, 0.05, 0.5), (40, 1, 0.05, 0.5)),
@@ -173,6 +195,13 @@ def _curves(device: str) -> Iterator[list[Any]]:
     for title, model in models.items():
         for group in (*samples, *_groups()):
             yield [title, *_estimated(model, group, np.geomspace(1e2, 1e10, 5))]
+    payloads = np.geomspace(1e2, 1e9, 3)
+    for collective, ranks, nodes, base_s, bytes_per_s, title in EXTREME:
+        group = Group(collective=collective, num_ranks=ranks, num_nodes=nodes, role=GroupRole.DP)
+        law = Samples(nbytes=_PAYLOADS, time_s=base_s + _PAYLOADS / bytes_per_s, weight=np.ones(3))
+        model = fit_transfers({group: law}, known_network(DEVICES[0], CLUSTERS[title]))
+        for wanted in _groups():
+            yield [title, group.name, base_s, *_estimated(model, wanted, payloads)]
     one = next(iter(samples))
     for drawn in ROUGH:
         model = fit_transfers({one: _drawn(*drawn)}, prior)
@@ -190,8 +219,9 @@ def _drawn(number: int, seed: int, noise: float, waves: float, *, base_s: float 
 
 def _estimated(model: CollectiveModel, group: Group, payloads: Any) -> list[Any]:
     transfers = model.estimate(group, payloads)
-    numbers = (*map(float, transfers.log_time), *map(float, transfers.half_width_log))
-    return [group.name, group.num_ranks, group.num_nodes, *numbers]
+    far = np.nan_to_num(transfers.octaves, posinf=-1.0)
+    numbers = [*transfers.log_time, *transfers.half_width_log, *far]
+    return [group.name, group.num_ranks, group.num_nodes, *(round(float(n), 9) for n in numbers)]
 
 
 def _groups() -> Iterator[Group]:
