@@ -8,7 +8,7 @@ measured, or one group of ranks alone, on devices and nodes of each kind; drawn 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,11 @@ from forerun.benchmarks.protocols.operators import (
 from forerun.benchmarks.protocols.scores import Split, concat_scored
 from forerun.benchmarks.published.readers import RECIPES, read_published
 from forerun.calib.fit import fit_machine
+from forerun.calib.fit.batches import ShapeBatch, Timed
+from forerun.calib.fit.device_transfer import transfer_to_device
+from forerun.calib.fit.laws import columns, least_s
+from forerun.calib.fit.machine import Prediction
+from forerun.calib.fit.priors import device_prior
 from forerun.calib.network import (
     CollectiveModel,
     Group,
@@ -103,11 +108,32 @@ ROUGH = (
     *((40, 1, 0.05, 0.0), (20, 0, 0.05, 0.0), (20, 0, 0.05, 4.0)),
 )
 """Payloads, seed, noise and waves of curves for which each window of a running median is best."""
+DRAWN: dict[OperatorKind, tuple[int, tuple[int, ...]]] = {
+    OperatorKind.LINEAR_FC1: (150, (4096, 14336)),
+    OperatorKind.LOGITS: (6, (4096, 32000)),
+    OperatorKind.FUSED_NORM: (24, (4096,)),
+    OperatorKind.MAMBA: (5, (10**8,)),
+    OperatorKind.ELEMENTWISE: (7, (65536,)),
+    OperatorKind.ROTARY: (9, (2, 32, 128)),
+    OperatorKind.OPTIMIZER: (6, ()),
+}
+"""Number of shapes of drawn operators, and their sizes after the tokens."""
+UNMEASURED = {
+    OperatorKind.EXPERTS: (4096, 4096, 1024, 2, 8, 8),
+    OperatorKind.SOFTMAX: (65536, 2048),
+    OperatorKind.NORM: (4096, 4096),
+    OperatorKind.ROUTER: (4096, 4096, 64),
+    OperatorKind.BATCHED_PRODUCT: (32, 2048, 128, 2048),
+    OperatorKind.FLASH_ATTENTION: (2, 32, 8, 2048, 128, 128),
+    OperatorKind.OPTIMIZER: (10**8,),
+}
+"""Shapes of operators that nobody measured."""
 FIGURES = {
     **{f"steps_{place}": name for place, name in enumerate(STEPS)},
     **{path.stem: path for path in TABLES},
     **{f"links_{place}": device for place, device in enumerate(DEVICES)},
     "curves": DEVICES[1],
+    "drawn_operators": DEVICES[0],
 }
 """Source, table or device of each set of figures, by name."""
 
@@ -119,6 +145,8 @@ def figures(name: str) -> dict[str, Any]:
             return {"steps": list(_steps(FIGURES[name]))}
         if name.startswith("links_"):
             return {"links": list(_links(str(FIGURES[name])))}
+        if name == "drawn_operators":
+            return {"operators": list(_drawn_operators(str(FIGURES[name])))}
         if name == "curves":
             return {"curves": list(_curves(str(FIGURES[name])))}
         return {"rows": list(_rows(FIGURES[name]))}
@@ -222,6 +250,75 @@ def _estimated(model: CollectiveModel, group: Group, payloads: Any) -> list[Any]
     far = np.nan_to_num(transfers.octaves, posinf=-1.0)
     numbers = [*transfers.log_time, *transfers.half_width_log, *far]
     return [group.name, group.num_ranks, group.num_nodes, *(round(float(n), 9) for n in numbers)]
+
+
+def _drawn_operators(device: str) -> Iterator[list[Any]]:
+    """Yield times of drawn operators on a device, those that are refused, and both on another."""
+    draw = np.random.default_rng(1)
+    groups = {
+        f"{kind.value}/{phase.value}": _timed(kind, phase, draw)
+        for kind in DRAWN
+        for phase in _phases(kind)
+    }
+    _plant_faults(groups)
+    model = fit_machine(groups, device=device, use_prior=True)
+    for one in model.refusals:
+        yield [one.name, one.reason.value, one.num_refused, one.is_doubtful]
+    few = {name: timed.take(np.arange(2)) for name, timed in groups.items() if "fc1" in name}
+    other = transfer_to_device(model, device=DEVICES[3])
+    probed = transfer_to_device(model, device=DEVICES[3], probes=few)
+    for title, machine in {"measured": model, "moved": other, "probed": probed}.items():
+        for name, timed in groups.items():
+            batch = timed.batch.take(np.arange(0, len(timed), 1 + len(timed) // 4))
+            batch = replace(batch, sizes=batch.sizes * 1.7 // 1)
+            yield [title, name, *_rounded(machine.predict(name, batch))]
+    for place in (*DEVICES[:7], DEVICES[8]):
+        bare = fit_machine({}, device=place, use_prior=True)
+        for kind, sizes in UNMEASURED.items():
+            batch = _batch(kind, _phases(kind)[-1], np.array([sizes], dtype=np.float64))
+            yield [place, kind.value, *_rounded(bare.predict_unmeasured(batch))]
+
+
+def _timed(kind: OperatorKind, phase: Phase, draw: np.random.Generator) -> Timed:
+    """Return times of a kind by its law at half of an H100's rates, with scatter and waves."""
+    number, rest = DRAWN[kind]
+    tokens = np.round(np.geomspace(300, 60000, number)) * (1 if rest else 10**5)
+    batch = _batch(kind, phase, np.column_stack([tokens, *(np.full(number, n) for n in rest)]))
+    launches, flop, nbytes = columns(batch).totals().T
+    time_s = 4e-6 * launches + flop / 4e14 + nbytes / 1.5e12
+    log = 0.05 * draw.normal(size=number) + 0.1 * np.sin(3 * np.log(tokens))
+    return Timed(batch=batch, time_s=time_s * np.exp(log), weight=np.ones(number))
+
+
+def _phases(kind: OperatorKind) -> tuple[Phase, ...]:
+    if kind is OperatorKind.OPTIMIZER:
+        return (Phase.STEP,)
+    return Phase.FORWARD, Phase.BACKWARD
+
+
+def _batch(kind: OperatorKind, phase: Phase, sizes: Any) -> ShapeBatch:
+    return ShapeBatch(kind=kind, phase=phase, sizes=sizes, element_nbytes=np.full(len(sizes), 2.0))
+
+
+def _plant_faults(groups: Mapping[str, Timed]) -> None:
+    """Write forward times twice, backwards that are too short and rates above the data sheet."""
+    norm, copied = (groups[f"fused_norm/{phase}"].time_s for phase in ("forward", "backward"))
+    copied[:8] = norm[:8] * np.exp([0.002, 0.004, 0.006, 0.008, -0.0095, 0.003, -0.001, 0.012])
+    product, short = (groups[f"linear_fc1/{phase}"].time_s for phase in ("forward", "backward"))
+    short[:4] = product[:4] * [0.5, 0.58, 0.7, 0.8]
+    for name, rows, factors in (
+        ("logits/forward", slice(3), [1 / 1.01, 1 / 1.2, 1 / 1.3]),
+        ("elementwise/forward", slice(3, None), 0.5),
+        ("optimizer/step", slice(4, None), 1.2),
+    ):
+        timed = groups[name]
+        timed.time_s[rows] = (least_s(timed.batch, device_prior(DEVICES[0]).peaks_for))[rows]
+        timed.time_s[rows] *= factors
+
+
+def _rounded(prediction: Prediction) -> list[float]:
+    rows = (prediction.log_time, prediction.low, prediction.high, prediction.octaves)
+    return [round(float(n), 6) for row in rows for n in np.nan_to_num(row, posinf=-1.0)]
 
 
 def _groups() -> Iterator[Group]:
