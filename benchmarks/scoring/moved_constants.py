@@ -87,7 +87,9 @@ def first_notice(module: str, constant: str, index: int) -> str:
     sys.meta_path.insert(0, _Mover(f"forerun.calib.{module}", constant, index))
     from forerun.benchmarks import golden_answers as golden
 
-    for name in sorted(golden.FIGURES, key=lambda name: not name.startswith(("links", "curves", "drawn"))):
+    for name in sorted(
+        golden.FIGURES, key=lambda name: not name.startswith(("links", "curves", "drawn"))
+    ):
         if golden.answer_differences(f"figures_{name}", golden.figures(name)):
             return f"figures_{name}"
     with tempfile.TemporaryDirectory() as home, golden.at_home(Path(home)):
