@@ -36,7 +36,14 @@ ASKED = (
     *("nowhere_offload", "nowhere_latent", "cpu_larger", "cpu_running", "ep2_larger", "ep2_also"),
     *("table_predict", "mixed8_like", "mixed8_plan"),
 )
-"""Questions asked after all figures, quickest first."""
+"""Questions asked after the figures of a number's room, quickest first."""
+OF_ROOM = {
+    "network": ("links", "curves", "coll"),
+    "fit": ("drawn", "ops"),
+    "regressors": ("drawn", "ops"),
+    "steps": ("steps",),
+}
+"""Beginnings of the names of figures that are asked first, by room."""
 
 
 def main() -> int:
@@ -87,16 +94,17 @@ def first_notice(module: str, constant: str, index: int) -> str:
     sys.meta_path.insert(0, _Mover(f"forerun.calib.{module}", constant, index))
     from forerun.benchmarks import golden_answers as golden
 
-    for name in sorted(
-        golden.FIGURES, key=lambda name: not name.startswith(("links", "curves", "drawn"))
-    ):
-        if golden.answer_differences(f"figures_{name}", golden.figures(name)):
-            return f"figures_{name}"
+    of_room = [name for name in golden.FIGURES if name.startswith(OF_ROOM[module.split(".")[0]])]
+    others = [name for name in golden.FIGURES if name not in of_room]
     with tempfile.TemporaryDirectory() as home, golden.at_home(Path(home)):
         golden.make_directories(Path(home), packed=("quick", "ep2", "tp2", "mixed8"))
-        for question in ASKED:
-            if golden.answer_differences(question, golden.ask(golden.QUESTIONS[question])):
-                return question
+        for name in (*of_room, *ASKED, *others):
+            if name in golden.QUESTIONS:
+                stored, answer = name, golden.ask(golden.QUESTIONS[name])
+            else:
+                stored, answer = f"figures_{name}", golden.figures(name)
+            if golden.answer_differences(stored, answer):
+                return stored
     return UNNOTICED
 
 
