@@ -46,6 +46,14 @@ _LATENT = {
     "v_head_dim": 128, "vocab_size": 102400, "max_position_embeddings": 4096,
     "num_nextn_predict_layers": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
+_WINDOWED = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880,
+    "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4,
+    "sliding_window": 128, "vocab_size": 201088, "max_position_embeddings": 131072,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "attention_bias": True,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
 _HYBRID = {
     "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hidden_size": 4096,
     "intermediate_size": 21504, "num_hidden_layers": 8, "hybrid_override_pattern": "M-M-M*-M",
@@ -104,6 +112,7 @@ FILES = {
     "llama/config.json": json.dumps(_LLAMA),
     "latent.json": json.dumps(_LATENT),
     "hybrid.json": json.dumps(_HYBRID),
+    "windowed.json": json.dumps(_WINDOWED),
     "nccl_tests.log": _NCCL_TESTS,
     "train.sh": _SCRIPT,
     "start.sh": _SCRIPT.replace(
@@ -192,6 +201,14 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "nowhere_latent": (
         *("predict", "--device", "B200", "--gpus", "16", "--gbs", "64", "--ep", "8"),
         *("--config", "latent.json"),
+    ),
+    "nowhere_windowed": (
+        *("predict", "--device", "H100", "--gpus", "32", "--gbs", "64", "--seq", "16384"),
+        *("--config", "windowed.json"),
+    ),
+    "nowhere_chunked": (
+        *("predict", "--device", "H100", "--", *LINE, "--window-size", "1023,0"),
+        *("--window-attn-skip-freq", "4", "--context-parallel-size", "2"),
     ),
     "nowhere_hybrid": ("predict", "--device", "H100", "--gpus", "8", "--config", "hybrid.json"),
     "nowhere_shell": ("predict", "--device", "H100", "--gpus", "16", "--", "bash", "train.sh"),
