@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..arguments import layout_name
 from ..errors import ConfigError
 from ..search import (
     GRAD_OVERLAP,
@@ -25,6 +24,7 @@ from ..workload import (
     RunConfig,
     Sharding,
     at_least_one,
+    choice,
     uneven_layers,
     whole,
 )
@@ -77,7 +77,7 @@ def _read(word: str) -> Iterator[tuple[str, Any]]:
     if _SHARDED.match(small):
         name, _, copies = small.partition("x")
         is_hybrid = name == "hsdp"
-        yield "sharding", Sharding(layout_name("sharding").parse("fsdp" if is_hybrid else name))
+        yield "sharding", Sharding(choice("sharding").parse("fsdp" if is_hybrid else name))
         yield "copies", int(copies) if copies else (0 if is_hybrid else 1)
     elif numbered and numbered.group(1) in _DEGREES:
         name = _DEGREES[numbered.group(1)]

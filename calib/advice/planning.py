@@ -12,7 +12,6 @@ from ..arguments import (
     NEEDS_ENGINE,
     TRANSFORMER_ENGINE,
     LayoutConstraint,
-    layout_name,
     options,
     program_name,
     refusals,
@@ -60,6 +59,7 @@ from ..workload import (
     RoutingBalance,
     RunConfig,
     Sharding,
+    choice,
     routed,
     takes_options,
 )
@@ -98,7 +98,7 @@ def fix_unavailable_axes(
     for name, option in _axes(config).items():
         if option in config.absent:
             base = constraint or LayoutConstraint()
-            constraint = base.with_axis_value(name, layout_name(name).read(config)) or base
+            constraint = base.with_axis_value(name, choice(name).read(config)) or base
     return constraint
 
 
@@ -209,7 +209,7 @@ def _needs(config: RunConfig, running: RunConfig, saved: CheckpointForm) -> dict
     needs: dict[str, object] = {}
     if saved in _OF_ONE_SPLIT:
         names = _SPLIT_AXES[:3] if is_dense else _SPLIT_AXES
-        needs = {name: layout_name(name).read(config) for name in names}
+        needs = {name: choice(name).read(config) for name in names}
         needs["layers of chunks"] = par.chunk_layers or "even"
     if saved is CheckpointForm.BY_BUFFER:
         # Megatron's buckets: 40 million gradients, or one million for each replica.
@@ -631,7 +631,7 @@ def _resumable_constraint(config: RunConfig, keep: LayoutConstraint) -> LayoutCo
     names = names if takes_options(config) else ("sharding", *_USER_LOOP_AXES)
     constraint: LayoutConstraint | None = keep
     for name in names:
-        constraint = constraint and constraint.with_axis_value(name, layout_name(name).read(config))
+        constraint = constraint and constraint.with_axis_value(name, choice(name).read(config))
     return constraint
 
 

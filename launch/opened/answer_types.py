@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...calib.arguments import LAYOUT_NAMES
 from ...calib.errors import RecordError
 from ...calib.records import LONGEST_S, Action, action_text, stamped
 from ...calib.search import layout_label
 from ...calib.units import format_time
-from ...calib.workload import ModelShape, RunConfig, encode_fields
+from ...calib.workload import NAMED_CHOICES, ModelShape, RunConfig, encode_fields
 from ..store import ForecastFile
 
 if TYPE_CHECKING:
@@ -264,7 +263,7 @@ class Layout(_NamedValues):
     @staticmethod
     def of(config: RunConfig) -> Layout:
         """Return the layout of a configuration."""
-        values: dict[str, Any] = {axis.name: axis.read(config) for axis in LAYOUT_NAMES}
+        values: dict[str, Any] = {axis.name: axis.read(config) for axis in NAMED_CHOICES}
         return Layout(config=config, **values)
 
     @property
@@ -275,7 +274,7 @@ class Layout(_NamedValues):
     @property
     def values(self) -> dict[str, int | str]:
         """Values by short name."""
-        return {axis.name: getattr(self, axis.name) for axis in LAYOUT_NAMES}
+        return {axis.name: getattr(self, axis.name) for axis in NAMED_CHOICES}
 
     def to_json(self) -> dict[str, Any]:
         """Return label, short names and the complete configuration."""
@@ -288,7 +287,7 @@ class Layout(_NamedValues):
         yield table_of(
             "layout",
             f"Layout {self.label}",
-            LAYOUT_NAMES,
+            NAMED_CHOICES,
             {
                 "name": lambda axis: axis.name,
                 "value": lambda axis: str(self.values[axis.name]),

@@ -26,11 +26,8 @@ from ...calib.advice import (
     why_not,
 )
 from ...calib.arguments import (
-    LAYOUT_NAMES,
-    AxisValue,
     LayoutConstraint,
     apply_options,
-    layout_name,
     options_of,
     split_degrees,
     unsupported_options_reason,
@@ -44,7 +41,17 @@ from ...calib.records import stamped
 from ...calib.search import TOP, Effort, layout_label
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
-from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
+from ...calib.workload import (
+    NAMED_CHOICES,
+    AxisValue,
+    RunConfig,
+    at_least_one,
+    at_most,
+    choice,
+    shown,
+    takes_options,
+    whole,
+)
 from ..known import Machine, plan_on
 from ..options import Objective, PlanQuestion, completed, read_prices, read_tokens
 from ..store import read_remaining_run
@@ -799,7 +806,7 @@ def _fastest_layout(
     """Return the fastest layout with the settings that options name; None if there is none."""
     keep, rest = split_degrees(words)
     config, named = apply_options(base, rest), {option for option, _ in options_of(rest)}
-    for axis in map(layout_name, ("mbs", "recompute", "sharding")):
+    for axis in map(choice, ("mbs", "recompute", "sharding")):
         value = axis.read(config)
         if named & {*axis.options(value)}:
             keep = keep.with_axis_value(axis.name, value) or keep
@@ -835,7 +842,7 @@ def words_of(options: Options, layout: Mapping[str, AxisValue]) -> list[str]:
     >>> words_of({"micro_batch_size": 2, "swiglu": True}, {"tp": 4})
     ['--tp=4', '--micro-batch-size', '2', '--swiglu']
     """
-    names = [name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)]
+    names = [name for one in NAMED_CHOICES for name in one.names]
     for name in layout:
         if name not in names:
             raise ConfigError(_not_a_name(name, names))

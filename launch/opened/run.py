@@ -34,8 +34,8 @@ from .other_run import OtherRun
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ...calib.arguments import AxisValue
     from ...calib.search import Effort
+    from ...calib.workload import AxisValue
     from ..known import Loaded, Machine
     from ..options import LaunchScript, Several
     from ..views import ReportTable

@@ -9,8 +9,8 @@ import argparse
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from ...calib.arguments import LAYOUT_NAMES
 from ...calib.shell import printable
+from ...calib.workload import NAMED_CHOICES
 from ..options import NUM_TOP, read_question
 from .arguments import TOKENS, ExitCode, add_schema, declare, print_json, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
@@ -45,7 +45,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     declare(
         sub, _ARGUMENTS, objective={"default": "time"}, top={"default": NUM_TOP}, show={"type": int}
     )
-    names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
+    names = ", ".join("/".join(axis.names) for axis in NAMED_CHOICES)
     sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
 
 
