@@ -40,7 +40,6 @@ from ..search import (
     SearchResult,
     best_layouts,
     cells_of,
-    layout_label,
     modules_of,
     num_variants,
 )
@@ -60,6 +59,7 @@ from ..workload import (
     RunConfig,
     Sharding,
     choice,
+    layout_label,
     routed,
     takes_options,
 )
@@ -226,7 +226,6 @@ __all__ = [
     "Candidate",
     "Plan",
     "compare",
-    "layout_label",
     "plan",
     "takes_options",
     "unsupported_reason",

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from ..search import layout_label
 from ..steps import Place, Slice, StepEstimate
 from ..timeline import MeasuredSpan, Span, TaskKind
 from ..units import format_time
-from ..workload import NAMED_CHOICES, encode_fields
+from ..workload import NAMED_CHOICES, encode_fields, layout_label
 
 Event = dict[str, Any]
 _TICKS_PER_S = 8_000_000

@@ -10,9 +10,8 @@ from typing import Any
 from ..advice import Candidate, Plan, changed, compare, unsupported_reason
 from ..arguments import apply_options, options
 from ..errors import ConfigError
-from ..search import is_usually_split
 from ..steps import FittedSteps
-from ..workload import NAMED_CHOICES, Recompute, RunConfig, takes_options
+from ..workload import NAMED_CHOICES, Recompute, RunConfig, is_usually_split, takes_options
 
 MOST_ROWS = 200
 """Limit of rows, so that a page stays within 200 kB."""

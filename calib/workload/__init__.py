@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         WHOLE,
         AxisValue,
         Choice,
+        FieldValues,
         axis_value,
         choice,
         is_usually_split,

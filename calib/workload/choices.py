@@ -21,14 +21,14 @@ from .parallelism import Engine, Parallelism, Sharding
 
 AxisValue: TypeAlias = "int | str"
 """A degree, a size, or one of a choice's words."""
-Values: TypeAlias = Mapping[str, Any]
-"""Values of fields of a layout, by name."""
+FieldValues: TypeAlias = "dict[str, Any]"
+"""FieldValues of fields of a layout, by name."""
 
 RECOMPUTE_MODULES = frozenset(
     {"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"}
 )
 """Modules that ``--recompute-modules`` accepts."""
-WHOLE: Values = {
+WHOLE: FieldValues = {
     "is_optimizer_distributed": False,
     "overlaps_param_gather": False,
     "sharding": Sharding.OPTIMIZER,
@@ -84,14 +84,15 @@ class Choice:
     """Function that returns its word in ``TP4 PP2 mbs2``; empty if that is left out."""
     prose: Callable[[RunConfig], str] | None = None
     """Function that returns the word as part of a sentence."""
-    states: Callable[[str, RunConfig], Values | None] | None = None
+    states: Callable[[str, RunConfig], FieldValues | None] | None = None
     """Function that returns the fields that a word in small letters states in a change of a layout;
     None if the word is another choice's."""
-    words: Mapping[str, Values] = field(default_factory=dict)
+    words: Mapping[str, FieldValues] = field(default_factory=dict)
     """Fields by word, in place of ``label`` and ``states``, if its words are these few."""
-    unsaid: Callable[[RunConfig], Values] = lambda config: {}
-    """Function that returns the fields of a label without its word, given the degrees."""
-    taken: Callable[[RunConfig], Values] | None = None
+    unsaid: Callable[[RunConfig, FieldValues], FieldValues] = lambda config, values: {}
+    """Function that returns the fields of a label without its word, given a layout and the fields
+    that the label has so far."""
+    taken: Callable[[RunConfig], FieldValues] | None = None
     """Function that returns the fields that another layout takes over."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Megatron's arguments, and the sections of Megatron-Bridge's ``ConfigContainer`` with them."""
@@ -99,6 +100,11 @@ class Choice:
     """Megatron's value of the first argument if none is given."""
     needs_option: bool = False
     """A program without the option of its first argument keeps the running value."""
+
+    @property
+    def axis_name(self) -> str:
+        """Axis that has its fields."""
+        return self.axis or self.name
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,7 +125,7 @@ class Choice:
         """Return the value in a layout, in the form of ``parse``."""
         return self.value(config) if self.value else _field_of(config, self.fields[0])
 
-    def values(self, config: RunConfig) -> Values:
+    def values(self, config: RunConfig) -> FieldValues:
         """Return the fields that another layout takes over."""
         return self.taken(config) if self.taken else {n: _field_of(config, n) for n in self.fields}
 
@@ -127,13 +133,13 @@ class Choice:
         """Return its word in the label of a layout; empty if that is left out."""
         if self.label is not None:
             return self.label(config)
-        if all(_field_of(config, name) == value for name, value in self.unsaid(config).items()):
+        if all(_field_of(config, name) == value for name, value in self.unsaid(config, {}).items()):
             return ""
         first = self.fields[0]
         value = _field_of(config, first)
         return next(word for word, said in self.words.items() if said[first] == value)
 
-    def said(self, word: str, running: RunConfig) -> Values | None:
+    def said(self, word: str, running: RunConfig) -> FieldValues | None:
         """Return the fields that a word in small letters states; None if it is another's."""
         if self.states is not None:
             return self.states(word, running)
@@ -195,7 +201,7 @@ def _degree(name: str, help: str, option: str = "", **others: Any) -> Choice:
         "label": lambda config: (
             f"{first.upper()}{n}" if (n := _field_of(config, first)) > 1 else ""
         ),
-        "unsaid": lambda config: {first: 1},
+        "unsaid": lambda config, values: {first: 1},
         "default": 1,
         "needs_option": True,
     }
@@ -220,12 +226,17 @@ def _sp(config: RunConfig) -> str:
     return "on" if config.parallelism.is_sequence_parallel else "off"
 
 
+def _unsaid_sp(config: RunConfig, values: FieldValues) -> FieldValues:
+    is_whole = values.get("tp", config.parallelism.tp) == 1
+    return {} if is_whole else {"is_sequence_parallel": is_usually_split(config)}
+
+
 def _pp_text(config: RunConfig) -> str:
     layers = layers_text(config) if config.parallelism.vp == 1 else ""
     return f"{config.parallelism.pp} ({layers})" if layers else str(config.parallelism.pp)
 
 
-def _states_layers(word: str, running: RunConfig) -> Values | None:
+def _states_layers(word: str, running: RunConfig) -> FieldValues | None:
     if not _LAYERS.match(word):
         return None
     parts = [part.partition("x") for part in word.split("-")]
@@ -278,7 +289,7 @@ def _recompute_prose(config: RunConfig) -> str:
     return f"{what} computed again"
 
 
-def _states_recompute(word: str, running: RunConfig) -> Values | None:
+def _states_recompute(word: str, running: RunConfig) -> FieldValues | None:
     head, _, modules = word.partition("+")
     kind, _, layers = head.partition(":")
     if kind not in [one.value for one in Recompute]:
@@ -317,7 +328,7 @@ def _sharding_options(value: str) -> tuple[str, ...]:
     return (*plain, "--no-use-distributed-optimizer", "--no-overlap-param-gather")
 
 
-def _states_sharding(word: str, running: RunConfig) -> Values | None:
+def _states_sharding(word: str, running: RunConfig) -> FieldValues | None:
     match = _SHARDED.match(word)
     if match is None or (match[2] and match[1] in ("ddp", "fsdp", "zero0")):
         return None
@@ -337,10 +348,9 @@ def _states_sharding(word: str, running: RunConfig) -> Values | None:
     )
 
 
-def _unsaid_sharding(config: RunConfig) -> Values:
-    """Return no sharding; of one replica a label does not name it."""
-    is_alone = config.parallelism.dp * config.parallelism.cp == 1
-    return {"num_optimizer_instances": 1} if is_alone else WHOLE
+def _is_alone(config: RunConfig, values: FieldValues) -> bool:
+    dp, cp = (values.get(name, _field_of(config, name)) for name in ("dp", "cp"))
+    return bool(dp * cp == 1)
 
 
 def _overlap_text(config: RunConfig) -> str:
@@ -349,13 +359,14 @@ def _overlap_text(config: RunConfig) -> str:
     return "+".join(text for name, text in names.items() if _field_of(config, name)) or "none"
 
 
-def _unsaid_overlap(config: RunConfig) -> Values:
+def _unsaid_overlap(config: RunConfig, values: FieldValues) -> FieldValues:
     """Return all that can overlap; a label tells on accelerators, of programs with options."""
     par = config.parallelism
     is_told = config.device != "cpu" and takes_options(config) and par.engine is Engine.MEGATRON
-    if par.dp * par.cp == 1 or not is_told:
+    if _is_alone(config, values) or not is_told:
         return {}
-    return {"overlaps_grad_reduce": True, "overlaps_param_gather": par.is_optimizer_distributed}
+    gathers = values.get("is_optimizer_distributed", par.is_optimizer_distributed)
+    return {"overlaps_grad_reduce": True, "overlaps_param_gather": gathers}
 
 
 def _overlap_prose(config: RunConfig) -> str:
@@ -373,7 +384,7 @@ def _label_offload(config: RunConfig) -> str:
     return f"offload:{100 * frac:.0f}{suffix}" if frac else ""
 
 
-def _states_offload(word: str, running: RunConfig) -> Values | None:
+def _states_offload(word: str, running: RunConfig) -> FieldValues | None:
     if not word.startswith("offload:"):
         return None
     percent, plus, _ = word.removeprefix("offload:").partition("+overlap")
@@ -426,7 +437,14 @@ CHOICES: tuple[Choice, ...] = (
         label=_label_etp,
         arguments={"expert_tensor_parallel_size": "model"},
     ),
-    _degree("dp", "replicas", "--data-parallel-size", axis=FOLLOWS, needs_option=False),
+    _degree(
+        "dp",
+        "replicas",
+        "--data-parallel-size",
+        axis=FOLLOWS,
+        unsaid=lambda config, values: {},
+        needs_option=False,
+    ),
     Choice(
         name="sp",
         fields=("is_sequence_parallel",),
@@ -438,9 +456,7 @@ CHOICES: tuple[Choice, ...] = (
         value=_sp,
         prose=lambda c: "sequence parallel" if _sp(c) == "on" else "no sequence parallelism",
         words={"SP": {"is_sequence_parallel": True}, "noSP": {"is_sequence_parallel": False}},
-        unsaid=lambda c: (
-            {} if c.parallelism.tp == 1 else {"is_sequence_parallel": is_usually_split(c)}
-        ),
+        unsaid=_unsaid_sp,
         taken=lambda c: {"is_sequence_parallel": c.parallelism.tp > 1 and _sp(c) == "on"},
         arguments={"sequence_parallel": "model"},
         needs_option=True,
@@ -483,7 +499,7 @@ CHOICES: tuple[Choice, ...] = (
         label=lambda c: "" if c.recompute is Recompute.NONE else _recompute_text(c),
         prose=_recompute_prose,
         states=_states_recompute,
-        unsaid=lambda config: _states_recompute("none", config) or {},
+        unsaid=lambda config, values: _states_recompute("none", config) or {},
         arguments={
             "recompute_granularity": "model",
             "recompute_method": "model",
@@ -512,7 +528,8 @@ CHOICES: tuple[Choice, ...] = (
         text=lambda config: config.parallelism.sharded.value + _copies(config),
         label=_label_sharding,
         states=_states_sharding,
-        unsaid=_unsaid_sharding,
+        # Of one replica a label does not name the sharding.
+        unsaid=lambda c, so_far: {"num_optimizer_instances": 1} if _is_alone(c, so_far) else WHOLE,
         arguments={
             "use_distributed_optimizer": "ddp optimizer",
             "use_megatron_fsdp": "dist ddp",
@@ -527,7 +544,7 @@ CHOICES: tuple[Choice, ...] = (
         label=_label_offload,
         prose=lambda config: f"{_offload_text(config)} of the optimizer in the host's memory",
         states=_states_offload,
-        unsaid=lambda config: {"optimizer_offload_frac": 0.0},
+        unsaid=lambda config, values: {"optimizer_offload_frac": 0.0},
         arguments={
             "optimizer_cpu_offload": "optimizer",
             "optimizer_offload_fraction": "optimizer",
@@ -570,7 +587,9 @@ CHOICES: tuple[Choice, ...] = (
         axis="vp",
         prose=lambda config: "messages between stages not overlapped",
         words={"noP2P": {"overlaps_p2p": False}},
-        unsaid=lambda config: {"overlaps_p2p": True} if config.parallelism.vp > 1 else {},
+        unsaid=lambda c, so_far: (
+            {"overlaps_p2p": True} if so_far.get("vp", c.parallelism.vp) > 1 else {}
+        ),
         arguments={"overlap_p2p_comm": "model", "overlap_p2p_comm_warmup_flush": "model"},
         default=True,
     ),
@@ -581,6 +600,8 @@ CHOICES: tuple[Choice, ...] = (
         label=layers_text,
         prose=lambda config: f"layers {layers_text(config)}",
         states=_states_layers,
+        # As usual for so many stages, see ``changed`` of calib/advice/axes.py.
+        unsaid=lambda config, values: {"chunk_layers": None},
         taken=lambda c: {"chunk_layers": c.parallelism.chunk_layers * (c.parallelism.vp == 1)},
         arguments={"pipeline_model_parallel_layout": "model"},
     ),
@@ -601,8 +622,8 @@ LABELLED_CHOICES = tuple(
     one for one in _ordered(*_LABEL_ORDER, "layers") if one.label is not None or one.words
 )
 """Choices with a word in a label, in its order."""
-_ORDERED_AXES = [one.axis or one.name for one in _ordered("gpus", "tp", "sp", "cp", "ep")]
-AXES = (*dict.fromkeys(axis for axis in _ORDERED_AXES if axis not in (OTHER, FOLLOWS)), OTHER)
+_OF_AXES = dict.fromkeys(one.axis_name for one in _ordered("gpus", "tp", "sp", "cp", "ep"))
+AXES = (*(axis for axis in _OF_AXES if axis not in (OTHER, FOLLOWS)), OTHER)
 """Axes in tie-breaking order."""
 _BY_NAME: Mapping[str, Choice] = {name: one for one in NAMED_CHOICES for name in one.names}
 

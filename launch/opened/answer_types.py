@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ... import __version__
 from ...calib.errors import RecordError
 from ...calib.records import LONGEST_S, Action, action_text, stamped
-from ...calib.search import layout_label
 from ...calib.units import format_time
-from ...calib.workload import NAMED_CHOICES, ModelShape, RunConfig, encode_fields
+from ...calib.workload import NAMED_CHOICES, ModelShape, RunConfig, encode_fields, layout_label
 from ..store import ForecastFile
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from ...calib.forecast import RemainingRun, WholeRun, whole_run
 from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
 from ...calib.network import link_figures
 from ...calib.records import stamped
-from ...calib.search import TOP, Effort, layout_label
+from ...calib.search import TOP, Effort
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
 from ...calib.workload import (
@@ -48,6 +48,7 @@ from ...calib.workload import (
     at_least_one,
     at_most,
     choice,
+    layout_label,
     shown,
     takes_options,
     whole,

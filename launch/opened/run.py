@@ -23,8 +23,7 @@ from ...calib.arguments import (
 )
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.memory import known_device
-from ...calib.search import layout_label
-from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
+from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig, layout_label
 from ...hooks.process import install_command, is_installed
 from ..options import read_cluster
 from ..store import SAMPLES, missing_run_message, object_of_run, top_of

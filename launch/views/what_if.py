@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ...calib.advice import Candidate, axis_value
+from ...calib.advice import Candidate
 from ...calib.answers import predict_words
-from ...calib.search import layout_label
 from ...calib.shell import joined, quoted
-from ...calib.workload import RunConfig
+from ...calib.workload import RunConfig, axis_value, layout_label
 from .answer_tables import AGAINST_CELLS, FITS_CELLS, STEP_CELLS
 from .table import ReportTable, count_cell, table_of, whole_cell
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from forerun.calib.advice.axes import AXES
 from forerun.calib.timeline.terms import Term
+from forerun.calib.workload.choices import AXES
 from forerun.launch.cli import ExitCode, main
 
 RECORDED = Path(__file__).parents[2] / "golden" / "cpu_dp2"
