@@ -53,7 +53,10 @@ from ..steps import (
 )
 from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
 from ..workload import (
+    AXES,
+    CHOICES,
     CheckpointForm,
+    Choice,
     Encoded,
     RoutingBalance,
     RunConfig,
@@ -64,17 +67,6 @@ from ..workload import (
     takes_options,
 )
 
-_AXES = {
-    "tp": "--tensor-model-parallel-size",
-    "sp": "--sequence-parallel",
-    "cp": "--context-parallel-size",
-    "pp": "--pipeline-model-parallel-size",
-    "vpp": "--num-layers-per-virtual-pipeline-stage",
-    "mbs": "--micro-batch-size",
-    "recompute": "--recompute-granularity",
-}
-"""Axes that keep their value if no option sets them."""
-_EXPERT_AXES = {"ep": "--expert-model-parallel-size"}
 _WITHIN = (
     *("--pipeline-model-parallel-layout", "--recompute-method", "--recompute-num-layers"),
     *("--recompute-modules", "--use-distributed-optimizer", "--overlap-grad-reduce"),
@@ -95,10 +87,10 @@ def fix_unavailable_axes(
     if not takes_options(config):
         return keep
     constraint = keep
-    for name, option in _axes(config).items():
-        if option in config.absent:
+    for one in _varied(config):
+        if one.option in config.absent:
             base = constraint or LayoutConstraint()
-            constraint = base.with_axis_value(name, choice(name).read(config)) or base
+            constraint = base.with_axis_value(one.name, one.read(config)) or base
     return constraint
 
 
@@ -125,9 +117,13 @@ def exclusion_reason(config: RunConfig) -> str:
     """
     if not config.absent or not takes_options(config):
         return ""
-    wanted = dict.fromkeys((*_axes(config).values(), *_WITHIN, *FSDP_OPTIONS, *OFFLOAD_OPTIONS))
-    if config.device == "cpu":
-        wanted = {option: None for option in wanted if option not in _NOT_ON_A_CPU}
+    varied = (one.option for one in _varied(config))
+    unwanted = _NOT_ON_A_CPU if config.device == "cpu" else ()
+    wanted = [
+        option
+        for option in (*varied, *_WITHIN, *FSDP_OPTIONS, *OFFLOAD_OPTIONS)
+        if option not in unwanted
+    ]
     missing = ", ".join(option for option in wanted if option in config.absent)
     texts = [f"{program_name(config)} takes no {missing}"] if missing else []
     engine_modules = [
@@ -138,8 +134,11 @@ def exclusion_reason(config: RunConfig) -> str:
     return "; ".join(texts)
 
 
-def _axes(config: RunConfig) -> dict[str, str]:
-    return _AXES | (_EXPERT_AXES if config.model.experts is not None else {})
+def _varied(config: RunConfig) -> list[Choice]:
+    """Return the choices that a plan varies if the program has their options."""
+    is_dense = config.model.experts is None
+    varied = [one for one in CHOICES if one.needs_option and not (is_dense and one.name == "ep")]
+    return sorted(varied, key=lambda one: AXES.index(one.axis_name))
 
 
 _FORMS = {
