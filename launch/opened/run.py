@@ -240,7 +240,7 @@ class Run(PrintableAnswer):
         """Running layout."""
         from .answer_types import Layout
 
-        return Layout.of(self.machine().running)
+        return Layout(config=self.machine().running)
 
     @cached_property
     def model(self) -> Model:

@@ -17,7 +17,7 @@ import pytest
 import forerun
 from forerun.calib.workload.choices import NAMED_CHOICES
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.opened.answer_types import Layout, PrintableAnswer
+from forerun.launch.opened.answer_types import PrintableAnswer
 from forerun.launch.opened.run import Run
 from forerun.launch.options.plan_options import NUM_TOP, read_question
 
@@ -135,8 +135,10 @@ def test_a_row_is_a_command_of_the_same_words(run: Run, home: Path, capsys: Out)
 
 
 def test_the_layout_has_every_short_name(run: Run) -> None:
-    names = [one.name for one in dataclasses.fields(Layout)]
-    assert names[1:] == [axis.name for axis in NAMED_CHOICES]
+    names = [one.name for one in NAMED_CHOICES]
+    assert [*run.layout.values] == names and {*names} <= {*dir(run.layout)}
+    with pytest.raises(AttributeError, match="it has gpus, tp"):
+        _ = run.layout.tpp
     assert run.layout.dp == 2 and run.layout.label == run.plan().running.label
     assert run.model.num_layers == run.layout.config.model.num_layers
 
