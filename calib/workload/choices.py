@@ -167,10 +167,8 @@ def _field_of(config: RunConfig, name: str) -> Any:
 
 
 def is_usually_split(config: RunConfig) -> bool:
-    """Return True if sequence parallelism is the default of a label with tp.
-
-    It is on accelerators, where it saves memory and work, and with experts.
-    """
+    """Return True if a label with tp leaves sequence parallelism out, which saves memory and work
+    on accelerators, and which experts need."""
     return config.device != "cpu" or config.model.experts is not None
 
 
@@ -629,17 +627,16 @@ _BY_NAME: Mapping[str, Choice] = {name: one for one in NAMED_CHOICES for name in
 
 
 def choice(word: str) -> Choice:
-    """Return the choice with a short name; raise ``ConfigError`` with the nearest if unknown.
+    """Return the choice with a short name; raise ``ConfigError`` with the nearest one if unknown.
 
     >>> choice("zero").name
     'sharding'
     """
     found = _BY_NAME.get(word.strip().lower().removeprefix("--"))
     if found is None:
-        near = difflib.get_close_matches(word, _BY_NAME, n=3, cutoff=0.4) or _BY_NAME
-        raise ConfigError(
-            f"{shown(word)} is not an axis of a layout; choose from {', '.join(near)}"
-        )
+        near = difflib.get_close_matches(word, _BY_NAME, n=1, cutoff=0.4)
+        remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(_BY_NAME)}"
+        raise ConfigError(f"{shown(word)} is not an axis of a layout; {remedy}")
     return found
 
 

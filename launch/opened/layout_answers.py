@@ -42,7 +42,6 @@ from ...calib.search import TOP, Effort
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
 from ...calib.workload import (
-    NAMED_CHOICES,
     AxisValue,
     RunConfig,
     at_least_one,
@@ -51,7 +50,6 @@ from ...calib.workload import (
     layout_label,
     shown,
     takes_options,
-    whole,
 )
 from ..known import Machine, plan_on
 from ..options import Objective, PlanQuestion, completed, read_prices, read_tokens
@@ -843,10 +841,8 @@ def words_of(options: Options, layout: Mapping[str, AxisValue]) -> list[str]:
     >>> words_of({"micro_batch_size": 2, "swiglu": True}, {"tp": 4})
     ['--tp=4', '--micro-batch-size', '2', '--swiglu']
     """
-    names = [name for one in NAMED_CHOICES for name in one.names]
     for name in layout:
-        if name not in names:
-            raise ConfigError(_not_a_name(name, names))
+        choice(name)
     return [*(f"--{name}={value}" for name, value in layout.items()), *_options(options)]
 
 
@@ -863,9 +859,7 @@ def _num_ranks(words: Sequence[str]) -> int:
     given = next((words for option, words in options_of(words) if option == "--gpus"), [])
     if not given:
         return 0
-    number = whole("gpus", given[0])
-    at_least_one("--gpus", number)
-    return number
+    return int(choice("gpus").parse(given[0]))
 
 
 def _options(options: Options) -> Iterator[str]:
@@ -885,14 +879,6 @@ def _options(options: Options) -> Iterator[str]:
         if value is not True:
             is_one = isinstance(value, str) or not isinstance(value, Sequence)
             yield from (str(one) for one in ((value,) if is_one else value))
-
-
-def _not_a_name(name: str, names: Sequence[str]) -> str:
-    import difflib  # only errors need it
-
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
-    return f"{shown(name)} is not an axis of a layout; {remedy}"
 
 
 Named: TypeAlias = "str | int | Layout | Candidate"

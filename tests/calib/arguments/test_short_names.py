@@ -157,7 +157,7 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
         ("tp", "is not NAME=VALUE"),
         ("tp=", "is not NAME=VALUE"),
         ("", "is not NAME=VALUE"),
-        ("tpp=2", "choose from tp"),
+        ("tpp=2", "did you mean tp"),
         ("tp=2,tp=4", r"tp=A\|B"),
         ("tp=x", "whole number"),
     ],
