@@ -49,7 +49,7 @@ _SHARDINGS = {
 }
 _SWITCH = {"on": "on", "true": "on", "1": "on", "off": "off", "false": "off", "0": "off"}
 _NUMBERED = re.compile(r"([a-z]+?)(\d+)$")
-_SHARDED = re.compile(r"(ddp|fsdp|zero0|(?:zero[1-3]|hsdp)(?=x\d|$))(?:x(\d+))?$")
+_SHARDED = re.compile(r"(ddp|fsdp|zero0|(?:zero[1-3]|hsdp)(?:x(\d+))?)$")
 _LAYERS = re.compile(r"(?:\d+x\d+|\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)$")
 _MOST_DIGITS = 4
 """Digits of a number of stages; more are a typing error, and would only fill memory."""
@@ -328,22 +328,20 @@ def _sharding_options(value: str) -> tuple[str, ...]:
 
 def _states_sharding(word: str, running: RunConfig) -> FieldValues | None:
     match = _SHARDED.match(word)
-    if match is None or (match[2] and match[1] in ("ddp", "fsdp", "zero0")):
+    if match is None:
         return None
-    par, (name, copies) = running.parallelism, match.groups()
+    par, name = running.parallelism, word.partition("x")[0]
     usual = 1 if name != "hsdp" else max(2, par.num_optimizer_instances)
     sharding = Sharding(_SHARDINGS[name.replace("hsdp", "fsdp")])
     is_new = par.overlaps_grad_reduce and not par.is_optimizer_distributed
-    return (
-        WHOLE
-        if sharding is Sharding.NONE
-        else {
-            "is_optimizer_distributed": True,
-            "overlaps_param_gather": par.overlaps_param_gather or is_new,
-            "sharding": sharding,
-            "num_optimizer_instances": int(copies or 0) or usual,
-        }
-    )
+    if sharding is Sharding.NONE:
+        return WHOLE
+    return {
+        "is_optimizer_distributed": True,
+        "overlaps_param_gather": par.overlaps_param_gather or is_new,
+        "sharding": sharding,
+        "num_optimizer_instances": int(match[2] or 0) or usual,
+    }
 
 
 def _is_alone(config: RunConfig, values: FieldValues) -> bool:
