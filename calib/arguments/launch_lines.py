@@ -22,7 +22,15 @@ from itertools import compress
 from ..plain_json import JsonObject
 from ..records import Launch
 from ..shell import without_others
-from ..workload import CHOICES, ArgumentValue, Recompute, RunConfig, Sharding, takes_options
+from ..workload import (
+    CHOICES,
+    CONFIG_SWITCHES,
+    ArgumentValue,
+    Recompute,
+    RunConfig,
+    Sharding,
+    takes_options,
+)
 from .launch_words import (
     AnnotatedWords,
     Blank,
@@ -127,7 +135,8 @@ PATHS: Mapping[str, tuple[str, ...]] = {
 _UNSAID: Mapping[str, ArgumentValue] = {
     **dict.fromkeys(SWITCHES, False),
     **{next(iter(one.arguments)): one.default for one in CHOICES if one.default and one.arguments},
-    **{"gradient_accumulation_fusion": True, "ckpt_format": "torch_dist"},
+    **dict(CONFIG_SWITCHES.values()),
+    "ckpt_format": "torch_dist",
 }
 """Values of arguments that are not given; of others None."""
 _OVERLAPS = next(one.arguments.keys() for one in CHOICES if one.name == "overlap")
