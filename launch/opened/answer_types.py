@@ -250,10 +250,10 @@ class Layout(_NamedValues):
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of the choice with this short name."""
-        for one in NAMED_CHOICES:
-            if one.name == name:
-                return one.read(self.config)
-        raise AttributeError(f"a layout has no {name}; it has {', '.join(self.values)}")
+        known = {one.name: one for one in NAMED_CHOICES}
+        if name not in known:
+            raise AttributeError(f"a layout has no {name}; it has {', '.join(known)}")
+        return known[name].read(self.config)
 
     def __dir__(self) -> list[str]:
         """Return the names of all attributes, for completion in a notebook."""
