@@ -51,7 +51,7 @@ def _said(word: str, running: RunConfig) -> tuple[str, FieldValues]:
     """Return the name of the choice that a word states, and its fields."""
     small = word.lower().replace("=", "")
     for one in LABELLED_CHOICES:
-        if (values := one.said(small, running)) is not None:
+        if (values := one.fields_of_word(small, running)) is not None:
             return one.name, values
     raise ConfigError(f"{word} is not part of a layout; {_USAGE}")
 

@@ -84,11 +84,11 @@ class Choice:
     """Function that returns its word in ``TP4 PP2 mbs2``; empty if that is left out."""
     prose: Callable[[RunConfig], str] | None = None
     """Function that returns the word as part of a sentence."""
-    states: Callable[[str, RunConfig], FieldValues | None] | None = None
+    parse_word: Callable[[str, RunConfig], FieldValues | None] | None = None
     """Function that returns the fields that a word in small letters states in a change of a layout;
     None if the word is another choice's."""
     words: Mapping[str, FieldValues] = field(default_factory=dict)
-    """Fields by word, in place of ``label`` and ``states``, if its words are these few."""
+    """Fields by word, in place of ``label`` and ``parse_word``, if its words are these few."""
     unsaid: Callable[[RunConfig, FieldValues], FieldValues] = lambda config, values: {}
     """Function that returns the fields of a label without its word, given a layout and the fields
     that the label has so far."""
@@ -137,12 +137,12 @@ class Choice:
             return ""
         first = self.fields[0]
         value = _field_of(config, first)
-        return next(word for word, said in self.words.items() if said[first] == value)
+        return next((word for word, said in self.words.items() if said[first] == value), "")
 
-    def said(self, word: str, running: RunConfig) -> FieldValues | None:
+    def fields_of_word(self, word: str, running: RunConfig) -> FieldValues | None:
         """Return the fields that a word in small letters states; None if it is another's."""
-        if self.states is not None:
-            return self.states(word, running)
+        if self.parse_word is not None:
+            return self.parse_word(word, running)
         if self.words:
             return next((said for one, said in self.words.items() if one.lower() == word), None)
         numbered = _NUMBERED.match(word)
@@ -220,7 +220,7 @@ def _label_etp(config: RunConfig) -> str:
     return f"ETP{par.etp}" if par.ep > 1 and par.etp > 1 and par.etp != par.tp else ""
 
 
-def _sp(config: RunConfig) -> str:
+def _sp_word(config: RunConfig) -> str:
     return "on" if config.parallelism.is_sequence_parallel else "off"
 
 
@@ -234,7 +234,7 @@ def _pp_text(config: RunConfig) -> str:
     return f"{config.parallelism.pp} ({layers})" if layers else str(config.parallelism.pp)
 
 
-def _states_layers(word: str, running: RunConfig) -> FieldValues | None:
+def _read_layers(word: str, running: RunConfig) -> FieldValues | None:
     if not _LAYERS.match(word):
         return None
     parts = [part.partition("x") for part in word.split("-")]
@@ -287,7 +287,7 @@ def _recompute_prose(config: RunConfig) -> str:
     return f"{what} computed again"
 
 
-def _states_recompute(word: str, running: RunConfig) -> FieldValues | None:
+def _read_recompute(word: str, running: RunConfig) -> FieldValues | None:
     head, _, modules = word.partition("+")
     kind, _, layers = head.partition(":")
     if kind not in [one.value for one in Recompute]:
@@ -326,7 +326,7 @@ def _sharding_options(value: str) -> tuple[str, ...]:
     return (*plain, "--no-use-distributed-optimizer", "--no-overlap-param-gather")
 
 
-def _states_sharding(word: str, running: RunConfig) -> FieldValues | None:
+def _read_sharding(word: str, running: RunConfig) -> FieldValues | None:
     match = _SHARDED.match(word)
     if match is None:
         return None
@@ -344,7 +344,8 @@ def _states_sharding(word: str, running: RunConfig) -> FieldValues | None:
     }
 
 
-def _is_alone(config: RunConfig, values: FieldValues) -> bool:
+def _is_single(config: RunConfig, values: FieldValues) -> bool:
+    """Return True if the named layout has one replica, whose sharding a label does not tell."""
     dp, cp = (values.get(name, _field_of(config, name)) for name in ("dp", "cp"))
     return bool(dp * cp == 1)
 
@@ -359,7 +360,7 @@ def _unsaid_overlap(config: RunConfig, values: FieldValues) -> FieldValues:
     """Return all that can overlap; a label tells on accelerators, of programs with options."""
     par = config.parallelism
     is_told = config.device != "cpu" and takes_options(config) and par.engine is Engine.MEGATRON
-    if _is_alone(config, values) or not is_told:
+    if _is_single(config, values) or not is_told:
         return {}
     gathers = values.get("is_optimizer_distributed", par.is_optimizer_distributed)
     return {"overlaps_grad_reduce": True, "overlaps_param_gather": gathers}
@@ -380,7 +381,7 @@ def _label_offload(config: RunConfig) -> str:
     return f"offload:{100 * frac:.0f}{suffix}" if frac else ""
 
 
-def _states_offload(word: str, running: RunConfig) -> FieldValues | None:
+def _read_offload(word: str, running: RunConfig) -> FieldValues | None:
     if not word.startswith("offload:"):
         return None
     percent, plus, _ = word.removeprefix("offload:").partition("+overlap")
@@ -449,11 +450,11 @@ CHOICES: tuple[Choice, ...] = (
         metavar="on|off",
         parse=_one_of("sp", _SWITCH, "on or off"),
         options=lambda value: (f"--{'no-' * (value == 'off')}sequence-parallel",),
-        value=_sp,
-        prose=lambda c: "sequence parallel" if _sp(c) == "on" else "no sequence parallelism",
+        value=_sp_word,
+        prose=lambda c: "sequence parallel" if _sp_word(c) == "on" else "no sequence parallelism",
         words={"SP": {"is_sequence_parallel": True}, "noSP": {"is_sequence_parallel": False}},
         unsaid=_unsaid_sp,
-        taken=lambda c: {"is_sequence_parallel": c.parallelism.tp > 1 and _sp(c) == "on"},
+        taken=lambda c: {"is_sequence_parallel": c.parallelism.tp > 1 and _sp_word(c) == "on"},
         arguments={"sequence_parallel": "model"},
         needs_option=True,
     ),
@@ -494,8 +495,8 @@ CHOICES: tuple[Choice, ...] = (
         text=_recompute_text,
         label=lambda c: "" if c.recompute is Recompute.NONE else _recompute_text(c),
         prose=_recompute_prose,
-        states=_states_recompute,
-        unsaid=lambda config, values: _states_recompute("none", config) or {},
+        parse_word=_read_recompute,
+        unsaid=lambda config, values: _read_recompute("none", config) or {},
         arguments={
             "recompute_granularity": "model",
             "recompute_method": "model",
@@ -523,9 +524,8 @@ CHOICES: tuple[Choice, ...] = (
         value=lambda config: config.parallelism.sharded.value,
         text=lambda config: config.parallelism.sharded.value + _copies(config),
         label=_label_sharding,
-        states=_states_sharding,
-        # Of one replica a label does not name the sharding.
-        unsaid=lambda c, so_far: {"num_optimizer_instances": 1} if _is_alone(c, so_far) else WHOLE,
+        parse_word=_read_sharding,
+        unsaid=lambda c, so_far: {"num_optimizer_instances": 1} if _is_single(c, so_far) else WHOLE,
         arguments={
             "use_distributed_optimizer": "ddp optimizer",
             "use_megatron_fsdp": "dist ddp",
@@ -539,7 +539,7 @@ CHOICES: tuple[Choice, ...] = (
         text=_offload_text,
         label=_label_offload,
         prose=lambda config: f"{_offload_text(config)} of the optimizer in the host's memory",
-        states=_states_offload,
+        parse_word=_read_offload,
         unsaid=lambda config, values: {"optimizer_offload_frac": 0.0},
         arguments={
             "optimizer_cpu_offload": "optimizer",
@@ -595,7 +595,7 @@ CHOICES: tuple[Choice, ...] = (
         axis="pp",
         label=layers_text,
         prose=lambda config: f"layers {layers_text(config)}",
-        states=_states_layers,
+        parse_word=_read_layers,
         # As usual for so many stages, see ``changed`` of calib/advice/axes.py.
         unsaid=lambda config, values: {"chunk_layers": None},
         taken=lambda c: {"chunk_layers": c.parallelism.chunk_layers * (c.parallelism.vp == 1)},

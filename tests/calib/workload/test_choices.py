@@ -58,7 +58,9 @@ def test_a_label_gives_its_layout(pair: tuple[RunConfig, RunConfig]) -> None:
     running, layout = pair
     label, par = layout_label(layout), layout.parallelism
     for word in label.lower().split():
-        claims = [one.name for one in LABELLED_CHOICES if one.said(word, running) is not None]
+        claims = [
+            one.name for one in LABELLED_CHOICES if one.fields_of_word(word, running) is not None
+        ]
         assert len(claims) == 1, (word, claims)
     # A label does not tell experts without tp from those with the tp of the rest.
     if par.etp != 1 or par.tp == 1:
