@@ -83,6 +83,8 @@ def test_options_of_each_choice_give_its_value(pair: tuple[RunConfig, RunConfig]
     _, layout = pair
     for one in NAMED_CHOICES:
         value = one.read(layout)
+        if not value:  # as Megatron chooses, which no option says
+            continue
         assert one.parse(str(value)) == value
         if one.name in ("ep", "etp") and layout.model.experts is None:
             continue
