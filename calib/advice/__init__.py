@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .axes import AXES, axis_value, changed, layout_words, single_choices
+    from .axes import changed, single_choices
     from .decision import (
         MIN_STEPS,
         UNKNOWN_LAYOUT,

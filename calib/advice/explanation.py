@@ -12,12 +12,11 @@ from ..errors import ConfigError
 from ..fit import Source
 from ..plain_json import JsonObject
 from ..regressors import Z_90
-from ..search import layout_label
 from ..steps import FittedSteps, StepEstimate, StepTerms, paired_sigma_log, similarity
 from ..timeline import TERM_TEXTS, Term
 from ..units import format_frac, format_time
-from ..workload import Encoded, RunConfig
-from .axes import axis_value, differing_axes, with_axes_of
+from ..workload import Encoded, RunConfig, axis_value, layout_label
+from .axes import differing_axes, with_axes_of
 
 _MOST_AXES = 8
 """Limit of choices that are changed separately; further ones change with the last.  Eight choices

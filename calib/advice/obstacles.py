@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..arguments import (
-    AxisValue,
     LayoutConstraint,
     apply_options,
-    layout_name,
     unsupported_options_reason,
 )
 from ..errors import ConfigError
 from ..memory import Verdict
 from ..units import format_bytes, format_frac, format_time
-from ..workload import Encoded, RunConfig
+from ..workload import AxisValue, Encoded, RunConfig, choice
 from .planning import Candidate, Plan
 
-_OF_THE_PLAN = {"gpus": "--gpus", "gbs": "--global-batch-size", "seq": "--seq-length"}
-"""Options for axes that have one value in all layouts of a plan."""
+_OF_THE_PLAN = ("gpus", "gbs", "seq")
+"""Axes that have one value in all layouts of a plan."""
 _FREE = ("tp", "pp", "cp", "ep", "mbs")
 """Axes set to 1 if not constrained, so that the fewest rules are violated."""
 
@@ -89,11 +87,12 @@ def _needed(least: Candidate, capacity_nbytes: int | None) -> str:
 
 def _elsewhere(constraint: LayoutConstraint, running: RunConfig, num_ranks: int) -> str:
     """Return the option for a requested value that this plan cannot have; empty if it can."""
-    for name, option in _OF_THE_PLAN.items():
-        here = num_ranks if name == "gpus" else layout_name(name).read(running)
-        values = constraint.values_of(name)
-        if values is not None and here not in values:
-            return f"this plan is for {name}={here}; ask for {option} {values[0]}"
+    for one in map(choice, _OF_THE_PLAN):
+        here = num_ranks if one.name == "gpus" else one.read(running)
+        values = constraint.axes.get(one.name, (here,))
+        if here not in values:
+            option = " ".join(one.options(values[0]))
+            return f"this plan is for {one.name}={here}; ask for {option}"
     return ""
 
 
@@ -117,8 +116,8 @@ def _rule(constraint: LayoutConstraint, running: RunConfig, num_ranks: int) -> s
 
 
 def _first(constraint: LayoutConstraint) -> dict[str, AxisValue]:
-    return {one.name: one.values[0] for one in constraint.axes}
+    return {name: values[0] for name, values in constraint.axes.items()}
 
 
 def _words(values: Mapping[str, AxisValue]) -> list[str]:
-    return [word for name, value in values.items() for word in layout_name(name).options(value)]
+    return [word for name, value in values.items() for word in choice(name).options(value)]

@@ -12,7 +12,6 @@ from ..arguments import (
     NEEDS_ENGINE,
     TRANSFORMER_ENGINE,
     LayoutConstraint,
-    layout_name,
     options,
     program_name,
     refusals,
@@ -41,7 +40,6 @@ from ..search import (
     SearchResult,
     best_layouts,
     cells_of,
-    layout_label,
     modules_of,
     num_variants,
 )
@@ -55,26 +53,20 @@ from ..steps import (
 )
 from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
 from ..workload import (
+    AXES,
+    CHOICES,
     CheckpointForm,
+    Choice,
     Encoded,
     RoutingBalance,
     RunConfig,
     Sharding,
+    choice,
+    layout_label,
     routed,
     takes_options,
 )
 
-_AXES = {
-    "tp": "--tensor-model-parallel-size",
-    "sp": "--sequence-parallel",
-    "cp": "--context-parallel-size",
-    "pp": "--pipeline-model-parallel-size",
-    "vpp": "--num-layers-per-virtual-pipeline-stage",
-    "mbs": "--micro-batch-size",
-    "recompute": "--recompute-granularity",
-}
-"""Axes that keep their value if no option sets them."""
-_EXPERT_AXES = {"ep": "--expert-model-parallel-size"}
 _WITHIN = (
     *("--pipeline-model-parallel-layout", "--recompute-method", "--recompute-num-layers"),
     *("--recompute-modules", "--use-distributed-optimizer", "--overlap-grad-reduce"),
@@ -95,10 +87,10 @@ def fix_unavailable_axes(
     if not takes_options(config):
         return keep
     constraint = keep
-    for name, option in _axes(config).items():
-        if option in config.absent:
+    for one in _varied(config):
+        if one.option in config.absent:
             base = constraint or LayoutConstraint()
-            constraint = base.with_axis_value(name, layout_name(name).read(config)) or base
+            constraint = base.with_axis_value(one.name, one.read(config)) or base
     return constraint
 
 
@@ -125,9 +117,13 @@ def exclusion_reason(config: RunConfig) -> str:
     """
     if not config.absent or not takes_options(config):
         return ""
-    wanted = dict.fromkeys((*_axes(config).values(), *_WITHIN, *FSDP_OPTIONS, *OFFLOAD_OPTIONS))
-    if config.device == "cpu":
-        wanted = {option: None for option in wanted if option not in _NOT_ON_A_CPU}
+    varied = (one.option for one in _varied(config))
+    unwanted = _NOT_ON_A_CPU if config.device == "cpu" else ()
+    wanted = [
+        option
+        for option in (*varied, *_WITHIN, *FSDP_OPTIONS, *OFFLOAD_OPTIONS)
+        if option not in unwanted
+    ]
     missing = ", ".join(option for option in wanted if option in config.absent)
     texts = [f"{program_name(config)} takes no {missing}"] if missing else []
     engine_modules = [
@@ -138,8 +134,11 @@ def exclusion_reason(config: RunConfig) -> str:
     return "; ".join(texts)
 
 
-def _axes(config: RunConfig) -> dict[str, str]:
-    return _AXES | (_EXPERT_AXES if config.model.experts is not None else {})
+def _varied(config: RunConfig) -> list[Choice]:
+    """Return the choices that a plan varies if the program has their options."""
+    is_dense = config.model.experts is None
+    varied = [one for one in CHOICES if one.needs_option and not (is_dense and one.name == "ep")]
+    return sorted(varied, key=lambda one: AXES.index(one.axis_name))
 
 
 _FORMS = {
@@ -209,7 +208,7 @@ def _needs(config: RunConfig, running: RunConfig, saved: CheckpointForm) -> dict
     needs: dict[str, object] = {}
     if saved in _OF_ONE_SPLIT:
         names = _SPLIT_AXES[:3] if is_dense else _SPLIT_AXES
-        needs = {name: layout_name(name).read(config) for name in names}
+        needs = {name: choice(name).read(config) for name in names}
         needs["layers of chunks"] = par.chunk_layers or "even"
     if saved is CheckpointForm.BY_BUFFER:
         # Megatron's buckets: 40 million gradients, or one million for each replica.
@@ -226,7 +225,6 @@ __all__ = [
     "Candidate",
     "Plan",
     "compare",
-    "layout_label",
     "plan",
     "takes_options",
     "unsupported_reason",
@@ -631,7 +629,7 @@ def _resumable_constraint(config: RunConfig, keep: LayoutConstraint) -> LayoutCo
     names = names if takes_options(config) else ("sharding", *_USER_LOOP_AXES)
     constraint: LayoutConstraint | None = keep
     for name in names:
-        constraint = constraint and constraint.with_axis_value(name, layout_name(name).read(config))
+        constraint = constraint and constraint.with_axis_value(name, choice(name).read(config))
     return constraint
 
 

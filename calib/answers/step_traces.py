@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from ..arguments import LAYOUT_NAMES
-from ..search import layout_label
 from ..steps import Place, Slice, StepEstimate
 from ..timeline import MeasuredSpan, Span, TaskKind
 from ..units import format_time
-from ..workload import encode_fields
+from ..workload import NAMED_CHOICES, encode_fields, layout_label
 
 Event = dict[str, Any]
 _TICKS_PER_S = 8_000_000
@@ -203,7 +201,7 @@ def _described(estimate: StepEstimate) -> dict[str, Any]:
     config = estimate.config
     return {
         "label": layout_label(config),
-        "layout": {axis.name: axis.read(config) for axis in LAYOUT_NAMES},
+        "layout": {axis.name: axis.read(config) for axis in NAMED_CHOICES},
         "model": encode_fields(config.model),
         "framework": config.framework,
         "device": config.device,

@@ -8,11 +8,10 @@ from itertools import product
 from typing import Any
 
 from ..advice import Candidate, Plan, changed, compare, unsupported_reason
-from ..arguments import LAYOUT_NAMES, apply_options, options
+from ..arguments import apply_options, options
 from ..errors import ConfigError
-from ..search import is_usually_split
 from ..steps import FittedSteps
-from ..workload import Recompute, RunConfig, takes_options
+from ..workload import NAMED_CHOICES, Recompute, RunConfig, is_usually_split, takes_options
 
 MOST_ROWS = 200
 """Limit of rows, so that a page stays within 200 kB."""
@@ -55,7 +54,7 @@ def predict_words(config: RunConfig, running: RunConfig) -> tuple[str, ...] | No
     follows = ("dp",) if running.model.experts is not None else ("dp", "etp")
     short = [
         word
-        for axis in LAYOUT_NAMES
+        for axis in NAMED_CHOICES
         if axis.name not in follows and axis.read(config) != axis.read(running)
         for word in (f"--{axis.name}", str(axis.read(config)))
     ]

@@ -51,14 +51,7 @@ if TYPE_CHECKING:
     from .megatron_values import layout_values, model_values
     from .passed_on import MASK, masked_arguments, masked_command, masked_text, unmask_arguments
     from .shell_text import BATCH, SHELLS, commands, inline_script, of_options
-    from .short_names import (
-        LAYOUT_NAMES,
-        AxisValue,
-        LayoutConstraint,
-        expand,
-        layout_name,
-        split_degrees,
-    )
+    from .short_names import LayoutConstraint, expand, split_degrees
     from .taken_options import (
         NEEDS_ENGINE,
         TRANSFORMER_ENGINE,

@@ -22,7 +22,15 @@ from itertools import compress
 from ..plain_json import JsonObject
 from ..records import Launch
 from ..shell import without_others
-from ..workload import ArgumentValue, Recompute, RunConfig, Sharding, takes_options
+from ..workload import (
+    CHOICES,
+    CONFIG_SWITCHES,
+    ArgumentValue,
+    Recompute,
+    RunConfig,
+    Sharding,
+    takes_options,
+)
 from .launch_words import (
     AnnotatedWords,
     Blank,
@@ -37,7 +45,7 @@ from .launch_words import (
     with_blanks,
 )
 from .megatron_args import options, rewrite_command
-from .megatron_options import EXPERT_SWITCHES, Values
+from .megatron_options import EXPERT_SWITCHES, SWITCHES, Values
 from .megatron_rules import environment, refusals, required_values
 from .megatron_values import layout_values, model_values
 from .taken_options import unsupported_options_reason
@@ -109,67 +117,29 @@ def _sharding(config: RunConfig) -> Sharding:
 
 
 _VP = "virtual_pipeline_model_parallel_size"
-_SIZES = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    "expert_model_parallel_size",
-)
-"""Degrees that are 1 if absent; an argument that is not in ``_UNSAID`` is None then."""
-_SWITCHES = frozenset(
-    {
-        *("sequence_parallel", "distribute_saved_activations", "overlap_grad_reduce"),
-        *("fine_grained_activation_offloading", "overlap_param_gather", "tp_comm_overlap"),
-        *("use_distributed_optimizer", "use_megatron_fsdp", "use_torch_fsdp2"),
-        *("use_tp_pp_dp_mapping", "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d"),
-        *("use_precision_aware_optimizer", "ddp_pad_buckets_for_high_nccl_busbw"),
-        *("overlap_p2p_comm_warmup_flush", "cross_entropy_loss_fusion"),
-        *EXPERT_SWITCHES.values(),
-    }
-)
-_UNSAID: Mapping[str, ArgumentValue] = {
-    **dict.fromkeys(_SIZES, 1),
-    **dict.fromkeys(_SWITCHES, False),
-    "num_distributed_optimizer_instances": 1,
-    "gradient_accumulation_fusion": True,
-    "overlap_p2p_comm": True,
-    "ckpt_format": "torch_dist",
+_OF_NO_CHOICE: Mapping[str, str] = {
+    **dict.fromkeys(("distribute_saved_activations", "cross_entropy_loss_fusion"), "model"),
+    **dict.fromkeys(("fine_grained_activation_offloading", "offload_modules"), "model"),
+    **dict.fromkeys(("moe_expert_capacity_factor", "moe_token_dispatcher_type"), "model"),
+    **dict.fromkeys(("gradient_accumulation_fusion", *EXPERT_SWITCHES.values()), "model"),
+    **dict.fromkeys(("ddp_bucket_size", "ddp_pad_buckets_for_high_nccl_busbw"), "ddp"),
+    **{"use_tp_pp_dp_mapping": "dist", "ckpt_format": "checkpoint"},
 }
-_OF_MODEL = (
-    *_SIZES,
-    *("expert_tensor_parallel_size", "sequence_parallel", "cp_comm_type", _VP, "seq_length"),
-    *("pipeline_model_parallel_layout", "microbatch_group_size_per_vp_stage"),
-    *("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-    *("distribute_saved_activations", "fine_grained_activation_offloading", "offload_modules"),
-    *("overlap_p2p_comm", "overlap_p2p_comm_warmup_flush", "tp_comm_overlap"),
-    *("gradient_accumulation_fusion", "cross_entropy_loss_fusion"),
-    *("moe_expert_capacity_factor", "moe_token_dispatcher_type"),
-    *EXPERT_SWITCHES.values(),
-)
 PATHS: Mapping[str, tuple[str, ...]] = {
-    **{name: (f"model.{name}",) for name in _OF_MODEL},
-    "micro_batch_size": ("train.micro_batch_size",),
-    "global_batch_size": ("train.global_batch_size",),
-    "seq_length": ("model.seq_length", "dataset.seq_length"),
-    "overlap_grad_reduce": ("ddp.overlap_grad_reduce",),
-    "overlap_param_gather": ("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
-    "use_distributed_optimizer": (
-        "ddp.use_distributed_optimizer",
-        "optimizer.use_distributed_optimizer",
-    ),
-    "num_distributed_optimizer_instances": ("ddp.num_distributed_optimizer_instances",),
-    "ddp_bucket_size": ("ddp.bucket_size",),
-    "ddp_pad_buckets_for_high_nccl_busbw": ("ddp.pad_buckets_for_high_nccl_busbw",),
-    "use_megatron_fsdp": ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"),
-    "data_parallel_sharding_strategy": ("ddp.data_parallel_sharding_strategy",),
-    "use_torch_fsdp2": ("dist.use_torch_fsdp2",),
-    "use_tp_pp_dp_mapping": ("dist.use_tp_pp_dp_mapping",),
-    "ckpt_format": ("checkpoint.ckpt_format",),
-    "optimizer_cpu_offload": ("optimizer.optimizer_cpu_offload",),
-    "optimizer_offload_fraction": ("optimizer.optimizer_offload_fraction",),
-    "overlap_cpu_optimizer_d2h_h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
-    "use_precision_aware_optimizer": ("optimizer.use_precision_aware_optimizer",),
+    name: tuple(f"{one}.{name.removeprefix('ddp_')}" for one in sections.split())
+    for stated in (*(one.arguments for one in CHOICES), _OF_NO_CHOICE)
+    for name, sections in stated.items()
+    if sections
 }
 """Paths in a ``ConfigContainer``, by Megatron's argument."""
-_OVERLAPS = frozenset({"overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"})
+_UNSAID: Mapping[str, ArgumentValue] = {
+    **dict.fromkeys(SWITCHES, False),
+    **{next(iter(one.arguments)): one.default for one in CHOICES if one.default and one.arguments},
+    **dict(CONFIG_SWITCHES.values()),
+    "ckpt_format": "torch_dist",
+}
+"""Values of arguments that are not given; of others None."""
+_OVERLAPS = next(one.arguments.keys() for one in CHOICES if one.name == "overlap")
 
 
 def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> AnnotatedWords:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 from ..errors import ConfigError
 from ..workload import (
+    NAMED_CHOICES,
     ArgumentValue,
     AttentionWindow,
     Batch,
@@ -40,7 +41,7 @@ from .megatron_options import (
 )
 from .megatron_rules import misplaced, required_values
 from .megatron_values import Values, as_given, as_options, layout_values, model_values
-from .short_names import LAYOUT_NAMES, expand
+from .short_names import expand
 
 _GPUS = "--gpus"
 _PP = "pipeline_model_parallel_size"
@@ -311,7 +312,7 @@ def _value(option: str, words: list[str], *, is_switch: bool) -> ArgumentValue:
 
 def _nearest(option: str) -> list[str]:
     names = ["--" + name.replace("_", "-") for name in (*MODELLED, *SPELLED)] + [_REPLICAS]
-    names += [spelling for axis in LAYOUT_NAMES for spelling in axis.spellings]
+    names += [spelling for axis in NAMED_CHOICES for spelling in axis.spellings]
     return difflib.get_close_matches(option, names, n=3, cutoff=0.4) or sorted(names)[:3]
 
 

@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..memory import OFFLOADED_MODULES
 from ..workload import (
     CONFIG_SWITCHES,
+    RECOMPUTE_MODULES,
     Arguments,
     Attention,
     Batch,
@@ -54,10 +55,6 @@ _CADENCE = (
     *("full_batch_size", "num_final_evals", "exit_interval"),
 )
 """Numeric fields of ``Cadence`` that have Megatron's names."""
-RECOMPUTE_MODULES = frozenset(
-    ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
-)
-"""Modules that ``--recompute-modules`` accepts."""
 
 
 def from_namespace(args: object) -> RunConfig:

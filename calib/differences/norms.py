@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from ..advice import AXES, axis_value, changed, single_choices
+from ..advice import changed, single_choices
 from ..errors import CalibrationError, ConfigError
 from ..fit import device_prior
 from ..forecast import peak_flop_per_s, throughput
@@ -20,7 +20,7 @@ from ..records import StepRow
 from ..samples import SampleTable
 from ..steps import FittedSteps, degree_correlations, degrees_of, same_layout
 from ..units import MIB, format_frac
-from ..workload import Collective, Encoded, Fp8Recipe, RunConfig, encode
+from ..workload import AXES, Collective, Encoded, Fp8Recipe, RunConfig, axis_value, encode
 from .settings import SettingChange, leaf_texts, part_of, setting_name
 
 _LEAST = 3

@@ -11,19 +11,13 @@ from ..forecast import at_batch_size, batch_size_at
 from ..plain_json import Json, parse_json
 from ..samples import SampleTable
 from ..steps import same_layout
-from ..workload import Encoded, ModelShape, RunConfig
+from ..workload import CHOICES, Encoded, ModelShape, RunConfig
 
 _NAMES = {
-    **dict.fromkeys(("micro_batch_size", "mbs"), "micro-batch"),
-    "global_batch_size": "global batch",
-    "seq_length": "sequence length",
-    "sharding": "sharding of the data-parallel ranks",
     "device": "device",
     "framework": "framework",
     "created_by": "version of forerun",
-    **dict.fromkeys(("num_ranks", "gpus"), "number of ranks"),
-    "sp": "sequence parallel",
-    **{name: name.upper() for name in ("tp", "pp", "vp", "dp", "cp", "ep", "etp")},
+    **{name: one.title for one in CHOICES if one.title for name in (one.fields[0], one.name)},
 }
 _PREFIXES = ("is_", "has_", "keeps_")
 _BATCH = frozenset({"global_batch_size", "seq_length"})

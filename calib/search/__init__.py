@@ -11,21 +11,10 @@ from ...faces import lazy_getattr
 if TYPE_CHECKING:
     from .best_first import best_layouts
     from .cells import cells_of, num_variants
-    from .labels import (
-        GRAD_OVERLAP,
-        NO_OVERLAP,
-        NO_P2P,
-        OFFLOAD_OVERLAP,
-        is_usually_split,
-        label_names_overlaps,
-        layers_text,
-        layout_label,
-    )
     from .results import TOP, Effort, MemoryBudget, Proof, SearchResult, Tally
     from .space import (
         FSDP_OPTIONS,
         OFFLOAD_OPTIONS,
-        WHOLE,
         modules_of,
         num_nodes,
         recomputes,

@@ -163,7 +163,7 @@ class _Builder:
 
     def _allowed(self, axis: str, values: Sequence[int]) -> list[int]:
         """Return the values of an axis that the constraint allows."""
-        wanted = self._keep.values_of(axis)
+        wanted = self._keep.axes.get(axis)
         return [value for value in values if wanted is None or value in wanted]
 
     def _passes(self, rule: str, *, is_met: bool, number: int = 1) -> bool:
@@ -239,7 +239,7 @@ class _Builder:
         is_able = self._passes("tp does not divide the local sequence", is_met=local % tp == 0)
         choices = [False] if tp == 1 or self._config.model.experts is None else []
         choices += [True] if tp > 1 and is_able else []
-        wanted = self._keep.values_of("sp")
+        wanted = self._keep.axes.get("sp")
         return [one for one in choices if wanted is None or ("on" if one else "off") in wanted]
 
     def _product(self, degrees: tuple[int, int, int, int, int]) -> Ints:
@@ -355,9 +355,7 @@ def _of_cell(layout: RunConfig, keep: LayoutConstraint) -> int:
     if not keep.axes:
         return len(recompute_options) * len(state_choices)
     of_states = keep.without(_RECOMPUTE_AXIS)
-    of_recompute = LayoutConstraint(
-        axes=tuple(one for one in keep.axes if one.name == _RECOMPUTE_AXIS)
-    )
+    of_recompute = keep.without(*keep.axes.keys() - {_RECOMPUTE_AXIS})
     num_recomputes = sum(
         of_recompute.allows(recompute.applied_to(layout)) for recompute in recompute_options
     )

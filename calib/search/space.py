@@ -11,6 +11,7 @@ from typing import Any
 from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, unsupported_options_reason
 from ..layers import CORE_ATTENTION, WITHIN_MOE, BlockKind, RecomputeOption, layer_block_kinds
 from ..workload import (
+    WHOLE,
     Batch,
     Collective,
     Engine,
@@ -31,19 +32,12 @@ MOST_VIRTUAL = 8
 """Most virtual stages; each adds messages, and Megatron's published runs use up to 8."""
 _FIRST_LESS, _LAST_LESS = (0, 1, 2), (0, 1, 2, 3)
 """Numbers of layers by which the first or last stage may be shorter, for embedding and head."""
-WHOLE: dict[str, Any] = {
-    "is_optimizer_distributed": False,
-    "overlaps_param_gather": False,
-    "sharding": Sharding.OPTIMIZER,
-    "num_optimizer_instances": 1,
-}
-"""Fields of ``Parallelism`` if every replica has whole weights, gradients and states."""
 _DISTRIBUTED: dict[str, Any] = {
     "is_optimizer_distributed": True,
     "sharding": Sharding.OPTIMIZER,
     "num_optimizer_instances": 1,
 }
-"""The same if replicas share the states."""
+"""Fields of ``Parallelism`` if replicas share the states."""
 
 
 FSDP_OPTIONS = ("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format")

@@ -18,6 +18,23 @@ if TYPE_CHECKING:
         shown,
         whole,
     )
+    from .choices import (
+        AXES,
+        CHOICES,
+        LABELLED_CHOICES,
+        NAMED_CHOICES,
+        OTHER,
+        RECOMPUTE_MODULES,
+        WHOLE,
+        AxisValue,
+        Choice,
+        FieldValues,
+        axis_value,
+        choice,
+        is_usually_split,
+        layout_label,
+        layout_words,
+    )
     from .collectives import (
         Collective,
         CollectiveCall,

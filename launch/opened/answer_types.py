@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import __version__
-from ...calib.arguments import LAYOUT_NAMES
 from ...calib.errors import RecordError
 from ...calib.records import LONGEST_S, Action, action_text, stamped
-from ...calib.search import layout_label
 from ...calib.units import format_time
-from ...calib.workload import ModelShape, RunConfig, encode_fields
+from ...calib.workload import (
+    NAMED_CHOICES,
+    AxisValue,
+    ModelShape,
+    RunConfig,
+    encode_fields,
+    layout_label,
+)
 from ..store import ForecastFile
 
 if TYPE_CHECKING:
@@ -239,33 +244,20 @@ class _NamedValues(PrintableAnswer):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Layout(_NamedValues):
-    """Layout by short names (``calib/arguments/short_names.py``); complete in ``config``."""
+    """Layout by the short names of its choices, such as ``tp``; complete in ``config``."""
 
     config: RunConfig
-    gpus: int
-    tp: int
-    pp: int
-    vpp: int
-    cp: int
-    ep: int
-    etp: int
-    dp: int
-    sp: str
-    mbs: int
-    """Micro-batch, samples."""
-    gbs: int
-    """Global batch, samples per step."""
-    seq: int
-    """Tokens per sample."""
-    recompute: str
-    sharding: str
-    instances: int
 
-    @staticmethod
-    def of(config: RunConfig) -> Layout:
-        """Return the layout of a configuration."""
-        values: dict[str, Any] = {axis.name: axis.read(config) for axis in LAYOUT_NAMES}
-        return Layout(config=config, **values)
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of the choice with this short name."""
+        known = {one.name: one for one in NAMED_CHOICES}
+        if name not in known:
+            raise AttributeError(f"a layout has no {name}; it has {', '.join(known)}")
+        return known[name].read(self.config)
+
+    def __dir__(self) -> list[str]:
+        """Return the names of all attributes, for completion in a notebook."""
+        return [*super().__dir__(), *self.values]
 
     @property
     def label(self) -> str:
@@ -273,9 +265,9 @@ class Layout(_NamedValues):
         return layout_label(self.config)
 
     @property
-    def values(self) -> dict[str, int | str]:
+    def values(self) -> dict[str, AxisValue]:
         """Values by short name."""
-        return {axis.name: getattr(self, axis.name) for axis in LAYOUT_NAMES}
+        return {one.name: one.read(self.config) for one in NAMED_CHOICES}
 
     def to_json(self) -> dict[str, Any]:
         """Return label, short names and the complete configuration."""
@@ -288,7 +280,7 @@ class Layout(_NamedValues):
         yield table_of(
             "layout",
             f"Layout {self.label}",
-            LAYOUT_NAMES,
+            NAMED_CHOICES,
             {
                 "name": lambda axis: axis.name,
                 "value": lambda axis: str(self.values[axis.name]),

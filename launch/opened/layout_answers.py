@@ -26,11 +26,8 @@ from ...calib.advice import (
     why_not,
 )
 from ...calib.arguments import (
-    LAYOUT_NAMES,
-    AxisValue,
     LayoutConstraint,
     apply_options,
-    layout_name,
     options_of,
     split_degrees,
     unsupported_options_reason,
@@ -41,10 +38,19 @@ from ...calib.forecast import RemainingRun, WholeRun, whole_run
 from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
 from ...calib.network import link_figures
 from ...calib.records import stamped
-from ...calib.search import TOP, Effort, layout_label
+from ...calib.search import TOP, Effort
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
-from ...calib.workload import RunConfig, at_least_one, at_most, shown, takes_options, whole
+from ...calib.workload import (
+    AxisValue,
+    RunConfig,
+    at_least_one,
+    at_most,
+    choice,
+    layout_label,
+    shown,
+    takes_options,
+)
 from ..known import Machine, plan_on
 from ..options import Objective, PlanQuestion, completed, read_prices, read_tokens
 from ..store import read_remaining_run
@@ -801,7 +807,7 @@ def _fastest_layout(
     """Return the fastest layout with the settings that options name; None if there is none."""
     keep, rest = split_degrees(words)
     config, named = apply_options(base, rest), {option for option, _ in options_of(rest)}
-    for axis in map(layout_name, ("mbs", "recompute", "sharding")):
+    for axis in map(choice, ("mbs", "recompute", "sharding")):
         value = axis.read(config)
         if named & {*axis.options(value)}:
             keep = keep.with_axis_value(axis.name, value) or keep
@@ -837,10 +843,8 @@ def words_of(options: Options, layout: Mapping[str, AxisValue]) -> list[str]:
     >>> words_of({"micro_batch_size": 2, "swiglu": True}, {"tp": 4})
     ['--tp=4', '--micro-batch-size', '2', '--swiglu']
     """
-    names = [name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)]
     for name in layout:
-        if name not in names:
-            raise ConfigError(_not_a_name(name, names))
+        choice(name)
     return [*(f"--{name}={value}" for name, value in layout.items()), *_options(options)]
 
 
@@ -857,9 +861,7 @@ def _num_ranks(words: Sequence[str]) -> int:
     given = next((words for option, words in options_of(words) if option == "--gpus"), [])
     if not given:
         return 0
-    number = whole("gpus", given[0])
-    at_least_one("--gpus", number)
-    return number
+    return int(choice("gpus").parse(given[0]))
 
 
 def _options(options: Options) -> Iterator[str]:
@@ -879,14 +881,6 @@ def _options(options: Options) -> Iterator[str]:
         if value is not True:
             is_one = isinstance(value, str) or not isinstance(value, Sequence)
             yield from (str(one) for one in ((value,) if is_one else value))
-
-
-def _not_a_name(name: str, names: Sequence[str]) -> str:
-    import difflib  # only errors need it
-
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
-    return f"{shown(name)} is not an axis of a layout; {remedy}"
 
 
 Named: TypeAlias = "str | int | Layout | Candidate"

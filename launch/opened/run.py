@@ -23,8 +23,7 @@ from ...calib.arguments import (
 )
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.memory import known_device
-from ...calib.search import layout_label
-from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig
+from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig, layout_label
 from ...hooks.process import install_command, is_installed
 from ..options import read_cluster
 from ..store import SAMPLES, missing_run_message, object_of_run, top_of
@@ -34,8 +33,8 @@ from .other_run import OtherRun
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ...calib.arguments import AxisValue
     from ...calib.search import Effort
+    from ...calib.workload import AxisValue
     from ..known import Loaded, Machine
     from ..options import LaunchScript, Several
     from ..views import ReportTable
@@ -218,7 +217,7 @@ class Run(PrintableAnswer):
         """Running layout."""
         from .answer_types import Layout
 
-        return Layout.of(self.machine().running)
+        return Layout(config=self.machine().running)
 
     @cached_property
     def model(self) -> Model:

@@ -120,7 +120,7 @@ def untaken_option_message(
     verbs: dict[str, argparse.ArgumentParser], verb: str, words: Sequence[str]
 ) -> str:
     """Return the error for an unknown option: the closest one, or the verbs that take it."""
-    from ...calib.arguments import LAYOUT_NAMES
+    from ...calib.workload import NAMED_CHOICES
     from ..options import script_hint
 
     taken = {name: set(sub._option_string_actions) for name, sub in verbs.items()}
@@ -129,7 +129,7 @@ def untaken_option_message(
         return script_hint(words) or f"{verb} takes no {' '.join(words)}; see forerun {verb} --help"
     name = option.partition("=")[0]
     axis = name.removeprefix("--")
-    if verb == "plan" and axis in {one for n in LAYOUT_NAMES for one in (n.name, *n.others)}:
+    if verb == "plan" and axis in {name for one in NAMED_CHOICES for name in one.names}:
         return f"plan takes no {name}; write --keep {axis}=VALUE for such layouts alone"
     others = [one for one, options in taken.items() if name in options]
     if hint := near(name, taken[verb], cutoff=0.6):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...calib.arguments import LAYOUT_NAMES
 from ...calib.shell import printable
+from ...calib.workload import NAMED_CHOICES
 from ..options import PLAN_OPTIONS
 from .arguments import ExitCode, add_schema, declare, print_json, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
@@ -31,7 +31,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_schema(sub, "answers")
     declare(sub, "".join(option.declaration for option in PLAN_OPTIONS.values()))
     declare(sub, _ROWS, show={"type": int})
-    names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
+    names = ", ".join("/".join(axis.names) for axis in NAMED_CHOICES)
     sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
 
 

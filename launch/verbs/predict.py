@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...calib.arguments import LAYOUT_NAMES
+from ...calib.workload import NAMED_CHOICES
 from ..options import PLAN_OPTIONS
 from .arguments import TIMELINE, ExitCode, add_schema, declare, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
@@ -30,7 +30,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     add_evidence(sub)
     add_schema(sub, "answers")
     group = sub.add_argument_group("layout", _LAYOUT)
-    for axis in LAYOUT_NAMES:
+    for axis in NAMED_CHOICES:
         spec: dict[str, Any] = {"action": _Passed, "dest": "layout_words", "metavar": axis.metavar}
         group.add_argument(*axis.spellings, help=axis.help, **spec)
     of_run = (PLAN_OPTIONS[name].declaration for name in ("num_tokens", "prices"))

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ...calib.advice import Candidate, axis_value
+from ...calib.advice import Candidate
 from ...calib.answers import predict_words
-from ...calib.search import layout_label
 from ...calib.shell import joined, quoted
-from ...calib.workload import RunConfig
+from ...calib.workload import LABELLED_CHOICES, RunConfig, axis_value
 from .answer_tables import AGAINST_CELLS, FITS_CELLS, STEP_CELLS
 from .table import ReportTable, count_cell, table_of, whole_cell
 
@@ -75,9 +74,8 @@ def _menu_table(rows: Sequence[Candidate]) -> ReportTable:
 
 def _split_words(config: RunConfig) -> str:
     """Return the label of a layout without the settings of other menus."""
-    others = f"mbs{config.batch.micro_batch_size}", axis_value(config, "recompute")
-    words = [word for word in layout_label(config).split() if word not in others]
-    return " ".join(words) or "no parallelism"
+    of_layout = (one for one in LABELLED_CHOICES if one.name not in ("mbs", "recompute"))
+    return " ".join(filter(None, (one.word(config) for one in of_layout))) or "no parallelism"
 
 
 _MENUS: Mapping[str, Callable[[Candidate], str]] = {

@@ -10,7 +10,7 @@ from extending_pages import PAGES, blocks, diff_size, extended, run
 pytestmark = pytest.mark.nightly
 
 MOST_FILES = 3
-PATCHED = ("megatron_argument.md", "operator_kind.md", "table_reader.md")
+PATCHED = ("layout_choice.md", "megatron_argument.md", "operator_kind.md", "table_reader.md")
 
 BARE = """
 from dataclasses import replace
@@ -48,6 +48,12 @@ def test_an_operator_kind_is_counted_priced_kept_and_timed(tmp_path: Path) -> No
 def test_an_argument_of_megatron_is_read_written_and_priced(tmp_path: Path) -> None:
     (script,) = blocks("megatron_argument.md", "python")
     assert run(script, extended("megatron_argument.md", tmp_path)) == "2 norms more\n"
+
+
+def test_a_choice_of_a_layout_is_stated_told_and_read_back(tmp_path: Path) -> None:
+    assert diff_size("layout_choice.md") == (1, 9)
+    (script,) = blocks("layout_choice.md", "python")
+    assert run(script, extended("layout_choice.md", tmp_path)) == "6 buckets more\n"
 
 
 def test_a_table_of_another_source_becomes_our_own(tmp_path: Path) -> None:

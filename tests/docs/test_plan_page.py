@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from forerun.calib.arguments.short_names import LAYOUT_NAMES
+from forerun.calib.workload.choices import NAMED_CHOICES
 from forerun.launch.cli import build_parser
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-
 def test_every_name_of_a_layout_is_told() -> None:
     rows = {re.sub("`", "", row.split("|")[1]).strip() for row in PAGE.splitlines() if "|" in row}
     documented = {name.strip() for row in rows for name in row.split(",")}
-    assert documented >= {name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)}
+    assert documented >= {name for axis in NAMED_CHOICES for name in axis.names}
 
 
 def test_every_option_of_plan_alone_is_told() -> None:

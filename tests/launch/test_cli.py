@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.arguments.short_names import LAYOUT_NAMES
+from forerun.calib.workload.choices import NAMED_CHOICES
 from forerun.launch.cli import ExitCode, build_parser, main
 
 
@@ -93,7 +93,7 @@ def test_every_axis_of_a_layout_is_in_the_help(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["predict", "--help"])
     words = capsys.readouterr().out.replace(",", " ").split()
-    assert {name for axis in LAYOUT_NAMES for name in axis.spellings} <= set(words)
+    assert {name for axis in NAMED_CHOICES for name in axis.spellings} <= set(words)
 
 
 def test_doctor_tells_versions_and_the_entry_point(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_steps import steps_of
 
-from forerun.calib.advice.axes import AXES, axis_value, differing_axes, with_axes_of
+from forerun.calib.advice.axes import differing_axes, with_axes_of
 from forerun.calib.advice.explanation import Difference, Explanation, explain, walk
 from forerun.calib.advice.planning import plan
 from forerun.calib.errors import ConfigError
 from forerun.calib.regressors.robust import Z_90
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.timeline.terms import Term
+from forerun.calib.workload.choices import AXES, axis_value
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.operators import OperatorKind
 

@@ -10,7 +10,7 @@ from every_layout import every_layout
 
 from forerun.calib.advice.named_layouts import named_layout
 from forerun.calib.errors import ConfigError
-from forerun.calib.search.labels import layout_label
+from forerun.calib.workload.choices import layout_label
 from forerun.calib.workload.config import Precision, Recompute, RunConfig, Sharding
 
 Layout = Callable[..., RunConfig]

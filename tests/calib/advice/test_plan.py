@@ -15,9 +15,9 @@ from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.robust import Z_90
-from forerun.calib.search.labels import layout_label
 from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget
 from forerun.calib.steps.estimate import paired_sigma_log
+from forerun.calib.workload.choices import layout_label
 from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 
 Layout = Callable[..., RunConfig]

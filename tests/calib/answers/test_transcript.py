@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.advice.axes import layout_words
 from forerun.calib.advice.decision import Rule, decide
 from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.answers.analysis import analyse
@@ -34,6 +33,7 @@ from forerun.calib.memory.peak import MemoryEstimate, Verdict
 from forerun.calib.records.record_kinds import LoopRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
+from forerun.calib.workload.choices import layout_words
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.config_json import encode_fields
 from forerun.calib.workload.model_shape import Experts, ModelShape, Normalization, PositionEmbedding

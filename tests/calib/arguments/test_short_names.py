@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tiny_shape import SMALL
 
 from forerun.calib.arguments.megatron_args import apply_options
-from forerun.calib.arguments.short_names import LAYOUT_NAMES, LayoutConstraint, expand, layout_name
+from forerun.calib.arguments.short_names import LayoutConstraint, expand
 from forerun.calib.errors import ConfigError
+from forerun.calib.workload.choices import NAMED_CHOICES, choice
 from forerun.calib.workload.config import (
     Batch,
     Experts,
@@ -85,8 +86,8 @@ def test_what_is_asked_for_is_read_back(
     chosen = {"tp": tp, "pp": pp, "mbs": mbs, "recompute": recompute, "sharding": sharding}
     words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
     config = apply_options(DENSE, words)
-    assert {name: layout_name(name).read(config) for name in chosen} == chosen
-    rewritten = [word for axis in LAYOUT_NAMES for word in _options(axis.name, config)]
+    assert {name: choice(name).read(config) for name in chosen} == chosen
+    rewritten = [word for one in NAMED_CHOICES for word in _options(one.name, config)]
     assert apply_options(config, rewritten) == config
     assert LayoutConstraint.parse(
         ",".join(f"{name}={value}" for name, value in chosen.items())
@@ -94,10 +95,10 @@ def test_what_is_asked_for_is_read_back(
 
 
 def _options(name: str, config: RunConfig) -> tuple[str, ...]:
-    axis = layout_name(name)
+    one = choice(name)
     if name in ("ep", "etp"):  # This model has no experts.
         return ()
-    return axis.options(axis.read(config))
+    return one.options(one.read(config))
 
 
 def test_recompute_goes_back_to_none() -> None:
@@ -131,7 +132,7 @@ def test_an_error_says_value_and_remedy(words: list[str], expected: str) -> None
 
 
 def test_names_and_spellings_are_distinct() -> None:
-    spellings = [one for axis in LAYOUT_NAMES for one in axis.spellings]
+    spellings = [one for choice in NAMED_CHOICES for one in choice.spellings]
     assert len(set(spellings)) == len(spellings)
 
 
@@ -146,7 +147,7 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
         "--tp 2 --recompute full": False,
     }
     assert {w: keep.allows(apply_options(DENSE, w.split())) for w in expected} == expected
-    assert keep.values_of("pp") == (1, 2) and keep.values_of("cp") is None
+    assert keep.axes["pp"] == (1, 2) and "cp" not in keep.axes
     assert LayoutConstraint().allows(DENSE)
 
 
@@ -156,7 +157,7 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
         ("tp", "is not NAME=VALUE"),
         ("tp=", "is not NAME=VALUE"),
         ("", "is not NAME=VALUE"),
-        ("tpp=2", "choose from tp"),
+        ("tpp=2", "did you mean tp"),
         ("tp=2,tp=4", r"tp=A\|B"),
         ("tp=x", "whole number"),
     ],

@@ -12,13 +12,13 @@ from every_sharding import other_shardings
 
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
 from forerun.calib.layers.blocks import BlockKind
-from forerun.calib.search.labels import layout_label
 from forerun.calib.search.space import (
     block_kinds,
     num_nodes,
     splits,
     states,
 )
+from forerun.calib.workload.choices import layout_label
 from forerun.calib.workload.config import Engine, Experts, Precision, RunConfig, Sharding
 
 Layout = Callable[..., RunConfig]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,9 +16,9 @@ from xml.etree import ElementTree
 import pytest
 
 import forerun
-from forerun.calib.arguments.short_names import LAYOUT_NAMES
+from forerun.calib.workload.choices import NAMED_CHOICES
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.opened.answer_types import Layout, PrintableAnswer
+from forerun.launch.opened.answer_types import PrintableAnswer
 from forerun.launch.opened.run import Run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -101,7 +103,7 @@ def test_what_is_printed_is_what_shows_itself(run: Run, home: Path, capsys: Out)
 
 
 def test_a_notebook_shows_tables(run: Run) -> None:
-    for answer, num_rows in ((run.plan(top=3), 4), (run.layout, len(LAYOUT_NAMES))):
+    for answer, num_rows in ((run.plan(top=3), 4), (run.layout, len(NAMED_CHOICES))):
         page = ElementTree.fromstring(f"<div>{answer._repr_html_()}</div>")
         (body,) = page.iter("tbody")
         assert len(body.findall("tr")) == num_rows
@@ -133,8 +135,11 @@ def test_a_row_is_a_command_of_the_same_words(run: Run, home: Path, capsys: Out)
 
 
 def test_the_layout_has_every_short_name(run: Run) -> None:
-    names = [one.name for one in dataclasses.fields(Layout)]
-    assert names[1:] == [axis.name for axis in LAYOUT_NAMES]
+    names = [one.name for one in NAMED_CHOICES]
+    assert [*run.layout.values] == names and {*names} <= {*dir(run.layout)}
+    with pytest.raises(AttributeError, match="it has gpus, tp"):
+        _ = run.layout.tpp
+    assert copy.deepcopy(run.layout) == pickle.loads(pickle.dumps(run.layout)) == run.layout
     assert run.layout.dp == 2 and run.layout.label == run.plan().running.label
     assert run.model.num_layers == run.layout.config.model.num_layers
 

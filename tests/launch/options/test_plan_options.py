@@ -134,7 +134,7 @@ def test_devices_have_prices_of_their_own_or_one() -> None:
         ("--seq-length 1.5", "whole number"),
         ("--global-batch-size 0xGPUS", "below 1"),
         ("--keep tp", "NAME=VALUE"),
-        ("--why tq=8", "choose from"),
+        ("--why tq=8", "did you mean tp"),
         ("--top 0", "below 1"),
     ],
 )

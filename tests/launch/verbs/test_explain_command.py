@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from forerun.calib.advice.axes import AXES
 from forerun.calib.timeline.terms import Term
 from forerun.launch.cli import ExitCode, main
 
@@ -49,14 +48,11 @@ def test_json_says_the_same_as_the_other_verbs(home: str, capsys: Out) -> None:
     assert value["run_id"] and value["schema"] == 1 and value["sentence"]
 
 
-def test_the_schema_lists_all_terms_and_axes(capsys: Out) -> None:
+def test_the_schema_lists_all_terms(capsys: Out) -> None:
     with pytest.raises(SystemExit):
         main(["explain", "--json-schema"])
     names = json.loads(capsys.readouterr().out)["$defs"]
     assert {t.value for t in Term} == {*names["terms"]["items"]["properties"]["term"]["enum"]}
-    assert {*AXES} == {
-        *names["change"]["properties"]["axes"]["items"]["properties"]["axis"]["enum"]
-    }
 
 
 def test_a_waterfall_is_a_picture_for_light_and_dark(
