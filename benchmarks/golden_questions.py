@@ -115,6 +115,10 @@ FILES = {
     "windowed.json": json.dumps(_WINDOWED),
     "nccl_tests.log": _NCCL_TESTS,
     "train.sh": _SCRIPT,
+    "ray.sh": (
+        'source "${HERE}/models/qwen3-4B.sh"\n'
+        "python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 ${MODEL_ARGS[@]} --lr 1\n"
+    ),
     "start.sh": _SCRIPT.replace(
         "torchrun --nproc-per-node $GPUS", "srun torchrun --nproc-per-node 8"
     ),
@@ -211,6 +215,16 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         *("--window-attn-skip-freq", "4", "--context-parallel-size", "2"),
     ),
     "nowhere_hybrid": ("predict", "--device", "H100", "--gpus", "8", "--config", "hybrid.json"),
+    "nowhere_sourced": ("predict", "--device", "H100", "--", "bash", "ray.sh"),
+    "nowhere_sourced_sizes": ("predict", "--device", "H100", "--gpus", "8", "--", "bash", "ray.sh"),
+    "nowhere_settings": (
+        *("predict", "--device", "A100", "--", "python", "pretrain.py", "trainer.devices=8"),
+        *("trainer.num_nodes=1", "model.micro_batch_size=1"),
+    ),
+    "nowhere_experts_tp": (
+        *("predict", "--device", "H100", "--gpus", "16", "--gbs", "64", "--seq", "4096"),
+        *("--tp", "2", "--config", "latent.json"),
+    ),
     "nowhere_shell": ("predict", "--device", "H100", "--gpus", "16", "--", "bash", "train.sh"),
     "nowhere_slurm": (
         "plan",

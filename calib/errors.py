@@ -14,6 +14,10 @@ class ConfigError(ForerunError, ValueError):
     """Invalid configuration or flag given by the user."""
 
 
+class UnreadError(ConfigError):
+    """Description of a run that lacks what may be in its words that were not read."""
+
+
 class RecordError(ForerunError):
     """Damaged, empty or foreign record file, or one of another schema."""
 

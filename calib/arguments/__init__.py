@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         config_from_command,
         config_from_mapping,
         program_of,
+        ranks_unknown,
         split_launcher,
     )
     from .megatron_namespace import from_namespace

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from types import SimpleNamespace
 
-from ..errors import ConfigError
+from ..errors import ConfigError, UnreadError
 from ..workload import MOST, Arguments, RunConfig, shown
 from .hybrid_pattern import PATTERN, RATIOS
 from .launchers import (
@@ -43,6 +44,10 @@ _OTHER_MODELS = frozenset(
 """Megatron's programs that train no decoder of one stack: their lines are read as one."""
 _PATHS = ("merge_file", "tokenizer_model")
 _MOST_NAMED = 3
+_OF_RANKS = re.compile(
+    r"(?i)(?=-|[\w.]+=)[^=]*?(?:gpu|devices?(?=$|=)|nodes?(?=$|=)|rank|nproc|world.size)"
+)
+"""Options, and settings ``a.b=1``, that may state a number of ranks."""
 _OF_A_NODE = (
     f"{GPUS_PER_NODE} ranks a node assumed, which is left open; a launcher's --nproc-per-node or a "
     "file's ranks_per_node sets another number"
@@ -76,10 +81,7 @@ def config_from_command(
     launcher_ranks = ranks_of(launcher)
     known = launcher_ranks.num_ranks or num_ranks or launcher_ranks.usual_ranks
     if not known and launcher_ranks.launcher:
-        raise ConfigError(
-            f"the command does not say how many ranks {launcher_ranks.launcher} starts; "
-            "give --gpus N"
-        )
+        raise ranks_unknown(argv, launcher_ranks.launcher)
     table = read_words(words)
     table.variables = variables_of(launcher)
     program = PurePath(argv[len(argv) - len(words) - 1]).name if len(words) < len(argv) else ""
@@ -169,7 +171,7 @@ def _described(
     unknown = (*table.unknown, *unknown_variables(table.variables))
     unread = _unread([word for word in unknown if word not in ASIDE])
     if not _SIZES & table.values.keys():
-        raise ConfigError(
+        raise UnreadError(
             f"the run has no layers or sizes of a model among Megatron's arguments{unread}; add "
             "them (--num-layers, --hidden-size, ...), or ask predict with the config.json of its "
             "model as --config FILE and --gpus N"
@@ -190,7 +192,7 @@ def _described(
     except ConfigError as err:
         if not unread or "is missing" not in str(err):
             raise
-        raise ConfigError(f"{err}{unread}") from err
+        raise UnreadError(f"{err}{unread}") from err
     notes, given, par = [], Arguments(values), config.parallelism
     if not each and par.num_ranks > GPUS_PER_NODE:
         notes.append(_OF_A_NODE)
@@ -200,6 +202,23 @@ def _described(
     unmodelled = (*config.unmodelled, *unmodelled_variables(table.variables, par))
     config = replace(config, unmodelled=unmodelled)
     return Described(config=config, unknown=unknown, notes=tuple(notes))
+
+
+def ranks_unknown(argv: Sequence[str], launcher: str = "it") -> UnreadError:
+    """Return the error for a command that starts a number of ranks which was not read, with the
+    words that may state it.
+
+    >>> str(ranks_unknown(["python", "train.py", "trainer.devices=8", "--lr", "1"]))[25:83]
+    "how many ranks it starts (not read: 'trainer.devices=8'); g"
+    """
+    words = [
+        word if "=" in word else f"{word} {following}"
+        for word, following in zip(argv, [*argv[1:], ""], strict=True)
+        if _OF_RANKS.match(word) and re.search(r"\d|\$", f"{word} {following}")
+    ]
+    return UnreadError(
+        f"the command does not say how many ranks {launcher} starts{_unread(words)}; give --gpus N"
+    )
 
 
 def _unread(unknown: Sequence[str]) -> str:

@@ -777,11 +777,12 @@ def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction
         machine, base, notes = other.of(run.machine(), num_ranks)
     try:
         config = apply_options(base, words)
-    except ConfigError:
+    except ConfigError as err:
         if machine.has_layout or (found := _fastest_layout(run, machine, base, words)) is None:
             raise
         config = found
-        text = f"no layout was given: {layout_label(config)} is the fastest that plan finds"
+        reason = str(err) if split_degrees(words)[0].axes else "no layout was given"
+        text = f"{reason}: {layout_label(config)} is the fastest that plan finds"
         machine = replace(machine, problems=(*machine.problems, text))
     (candidate,) = compare(
         machine.running,

@@ -72,6 +72,7 @@ class OtherRun:
             running,
             num_ranks=num_ranks,
             usual_ranks=running.parallelism.num_ranks if is_run else 0,
+            script=self.script,
         )
         if described is None:
             return machine, running, ()

@@ -478,12 +478,12 @@ def unmeasured(
     base = _any_run(name, num_ranks)
     script, command = launch_script(command), inner_launch_line(command)
     try:
-        described = described_run(config, command, base, num_ranks=num_ranks)
+        described = described_run(config, command, base, num_ranks=num_ranks, script=script)
     except ConfigError:
         if not options:
             raise
         command = completed(command, options)
-        described = described_run(config, command, base, num_ranks=num_ranks)
+        described = described_run(config, command, base, num_ranks=num_ranks, script=script)
     if config is not None and described is not None:
         base = _with_options(described, options, num_ranks)
         described = described_run(config, command, base, num_ranks=num_ranks)

@@ -22,14 +22,15 @@ from ...calib.arguments import (
     options_of,
     program_of,
     ranks_of,
+    ranks_unknown,
     split_launcher,
     titan_options,
 )
-from ...calib.errors import ConfigError
+from ...calib.errors import ConfigError, UnreadError
 from ...calib.plain_json import parse_json
 from ...calib.workload import TORCHTITAN, VOCAB_MULTIPLE, RunConfig
 from ...leaves import leaf
-from .launch_scripts import read_beginning, read_text, script_hint
+from .launch_scripts import LaunchScript, read_beginning, read_text, script_hint
 
 # YAML aliases can expand without bound; real files have some hundred values.
 MAX_VALUES = 100_000
@@ -86,13 +87,29 @@ def described_run(
     *,
     num_ranks: int = 0,
     usual_ranks: int = 0,
+    script: LaunchScript | None = None,
 ) -> Described | None:
     """Return the run that ``--config`` or a command after ``--`` describes; None without either.
 
     Options alone, without a program, stand over the file.  The run has ``num_ranks`` ranks; 0: as
     many as the launcher or file states, or ``usual_ranks`` without a launcher.  Raises
-    ``ConfigError`` if no number is known.
+    ``ConfigError`` if no number is known; it names the files that ``script``, of which the command
+    is the launch, takes settings from.
     """
+    try:
+        return _described_run(path, command, base, num_ranks, usual_ranks)
+    except UnreadError as err:
+        if script is None or not script.sourced:
+            raise
+        files = ", ".join(script.sourced)
+        raise UnreadError(
+            f"{err}; {script.name} takes settings from {files}, which is not opened"
+        ) from err
+
+
+def _described_run(
+    path: Path | None, command: Sequence[str], base: RunConfig, num_ranks: int, usual_ranks: int
+) -> Described | None:
     if path is not None:
         if command and not command[0].startswith("--"):
             return _of_stack(path, command, base, num_ranks)
@@ -101,7 +118,7 @@ def described_run(
         return None
     par = base.parallelism
     if not (num_ranks or usual_ranks or ranks_of(split_launcher(command)[0]).num_ranks):
-        raise ConfigError("the command does not say how many ranks it starts; give --gpus N")
+        raise ranks_unknown(command)
     return config_from_command(
         command,
         num_ranks=num_ranks,
@@ -124,7 +141,7 @@ def _of_stack(path: Path, command: Sequence[str], base: RunConfig, num_ranks: in
         raise ConfigError("--config and a command after -- exclude each other; give one")
     ranks = ranks_of(launcher).num_ranks or num_ranks
     if not ranks:
-        raise ConfigError("the command does not say how many ranks it starts; give --gpus N")
+        raise ranks_unknown(command)
     described = read_config(path, base, num_ranks=ranks)
     num_layers = described.config.model.num_layers
     config = apply_options(described.config, _STACKS[program](words, ranks, num_layers))

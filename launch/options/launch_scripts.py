@@ -27,13 +27,14 @@ from ...calib.arguments import (
     split_launcher,
     split_variables,
 )
-from ...calib.errors import ConfigError
+from ...calib.errors import ConfigError, UnreadError
 
 MAX_NBYTES = 1 << 20
 """Size limit of a file of arguments or a script; real ones have a few kB."""
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _SIZES = ("--num-layers", "--hidden-size")
-_NAMING = ("echo", "printf", "[", "[[", "test", "source", ".")
+_SOURCES = ("source", ".")
+_NAMING = ("echo", "printf", "[", "[[", "test", *_SOURCES)
 """Words of a shell behind which a script is only named."""
 _MOST_DEEP = 4
 
@@ -158,6 +159,12 @@ class LaunchScript:
         """Words of the command that starts training."""
         return _launch(self._commands(self.text), self.name)
 
+    @cached_property
+    def sourced(self) -> tuple[str, ...]:
+        """Files that it takes settings from, which are not opened."""
+        lines = (split_variables(one)[1] for one in self._commands(self.text))
+        return tuple(one[1] for one in lines if len(one) > 1 and one[0] in _SOURCES)
+
     @property
     def arguments(self) -> tuple[str, ...]:
         """Arguments that the script is given."""
@@ -258,8 +265,10 @@ def _launch(command_lines: Sequence[Sequence[str]], name: str) -> tuple[str, ...
     trains = [tuple(one) for one in command_lines if _trains(one)]
     sized = [one for one in trains if any(word in _SIZES for word in one)]
     if not trains:
-        raise ConfigError(
-            f"{name}: its text names no training script, and Forerun does not execute it; "
+        modules = [" ".join(one[:3]) for one in command_lines if "-m" in one]
+        unread = f" (not read: {', '.join(modules)})" * bool(modules)
+        raise UnreadError(
+            f"{name}: its text names no training script{unread}, and Forerun does not execute it; "
             "give the launch line itself after --"
         )
     return (sized or trains)[-1]
