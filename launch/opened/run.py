@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.arguments import (
-    GPUS_PER_NODE,
     Described,
     apply_options,
     expand,
@@ -23,7 +22,7 @@ from ...calib.arguments import (
 )
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.memory import known_device
-from ...calib.workload import Batch, ModelShape, Parallelism, Precision, RunConfig, layout_label
+from ...calib.workload import Batch, RunConfig, layout_label
 from ...hooks.process import install_command, is_installed
 from ..options import read_cluster
 from ..store import SAMPLES, missing_run_message, object_of_run, top_of
@@ -467,6 +466,7 @@ def unmeasured(
     its ranks are not described.
     """
     from ..options import (
+        OpenRun,
         completed,
         described_run,
         inner_launch_line,
@@ -475,7 +475,7 @@ def unmeasured(
     )
 
     name = known_device(device).driver_name
-    base = _any_run(name, num_ranks)
+    base: RunConfig | OpenRun = OpenRun(device=name, num_ranks=num_ranks)
     script, command = launch_script(command), inner_launch_line(command)
     try:
         described = described_run(config, command, base, num_ranks=num_ranks, script=script)
@@ -533,30 +533,3 @@ def _with_options(described: Described, options: Sequence[str], num_ranks: int) 
     alone = apply_options(replace(described.config, parallelism=one, batch=batch), rest)
     dp = math.gcd(max(1, num_ranks), alone.num_microbatches)
     return replace(alone, parallelism=replace(alone.parallelism, dp=dp))
-
-
-def _any_run(device: str, num_ranks: int) -> RunConfig:
-    """Return a DP-only base run with defaults of Megatron's recipes: bf16 and an overlapping
-    distributed optimizer.  Its placeholder sizes are divisible by any requested degree, until a
-    file gives those of the model."""
-    ranks = max(num_ranks, 1)
-    sizes: dict[str, Any] = {
-        **{"num_layers": 960, "hidden_size": 16384, "ffn_hidden_size": 65536},
-        **{"num_attention_heads": 128, "num_query_groups": 128, "kv_channels": 128},
-        **{"seq_length": 8192, "vocab_size": 131072},
-    }
-    par = Parallelism(
-        dp=ranks,
-        is_optimizer_distributed=True,
-        overlaps_grad_reduce=True,
-        overlaps_param_gather=True,
-        ranks_per_node=min(GPUS_PER_NODE, num_ranks or GPUS_PER_NODE),
-    )
-    return RunConfig(
-        model=ModelShape(**sizes),
-        parallelism=par,
-        batch=Batch(micro_batch_size=1, global_batch_size=ranks),
-        precision=Precision.BF16,
-        fuses_norms=True,
-        device=device,
-    )

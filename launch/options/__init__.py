@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
-    from .config_files import completed, described_run
+    from .config_files import OpenRun, completed, described_run
     from .flags import FLAGS, LIMIT, REQUESTS, parse, rank_info, read_cluster, split
     from .launch_scripts import LaunchScript, inner_launch_line, launch_script, script_hint
     from .plan_options import (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...calib.arguments import (
+    GPUS_PER_NODE,
     Described,
     apply_options,
     config_from_command,
@@ -28,7 +29,15 @@ from ...calib.arguments import (
 )
 from ...calib.errors import ConfigError, UnreadError
 from ...calib.plain_json import parse_json
-from ...calib.workload import TORCHTITAN, VOCAB_MULTIPLE, RunConfig
+from ...calib.workload import (
+    TORCHTITAN,
+    VOCAB_MULTIPLE,
+    Batch,
+    ModelShape,
+    Parallelism,
+    Precision,
+    RunConfig,
+)
 from ...leaves import leaf
 from .launch_scripts import LaunchScript, read_beginning, read_text, script_hint
 
@@ -38,12 +47,47 @@ _USUAL = re.compile(r"\$\{\w+:(-?)([^}]*)\}")
 """``${NAME:word}``, in which the word is the default of the variable."""
 _MOST_FILES = 30
 _EXTENDS = "extends"
+_USUAL_LENGTH = 8192
+"""Tokens of a sample that no file and nobody states."""
 _HUGGING_FACE = frozenset({"model_type", "architectures", "is_encoder_decoder"})
 _LOGS = (".log", ".out", ".txt")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRun:
+    """A run whose model no file has described yet: replicas with the defaults of Megatron's
+    recipes, bf16 and an overlapping distributed optimizer."""
+
+    device: str
+    """Driver's name."""
+    num_ranks: int
+    """0: not stated."""
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """Data parallel alone."""
+        return Parallelism(
+            dp=max(self.num_ranks, 1),
+            is_optimizer_distributed=True,
+            overlaps_grad_reduce=True,
+            overlaps_param_gather=True,
+            ranks_per_node=min(GPUS_PER_NODE, self.num_ranks or GPUS_PER_NODE),
+        )
+
+    def with_model(self, model: ModelShape) -> RunConfig:
+        """Return the run of a model, with one sample a step on each rank."""
+        return RunConfig(
+            model=model,
+            parallelism=self.parallelism,
+            batch=Batch(micro_batch_size=1, global_batch_size=max(self.num_ranks, 1)),
+            precision=Precision.BF16,
+            fuses_norms=True,
+            device=self.device,
+        )
+
+
 def read_config(
-    path: Path, base: RunConfig, *, num_ranks: int = 0, options: Sequence[str] = ()
+    path: Path, base: RunConfig | OpenRun, *, num_ranks: int = 0, options: Sequence[str] = ()
 ) -> Described:
     """Return the run that a file describes, on ``num_ranks`` ranks (0: as many as ``base`` has),
     with ``options`` of Megatron over its arguments.
@@ -63,9 +107,11 @@ def read_config(
     is_foreign = not _HUGGING_FACE.isdisjoint(value)
     if is_foreign and not {"num_layers", "hidden_size"} <= value.keys():
         multiple = VOCAB_MULTIPLE * base.parallelism.tp
-        length = base.model.seq_length
+        is_open = isinstance(base, OpenRun)
+        length = _USUAL_LENGTH if is_open else base.model.seq_length
         model = from_hugging_face(value, seq_length=length, vocab_multiple=multiple)
-        config, note = in_its_precision(replace(base, model=model, unmodelled=()), value)
+        run = base.with_model(model) if is_open else replace(base, model=model, unmodelled=())
+        config, note = in_its_precision(run, value)
         notes = (*((note,) if note else ()), *notes_of_keys(value, seq_length=length))
         return Described(config=config, unknown=(), notes=notes, has_layout=False)
     model = value.get("model")
@@ -83,7 +129,7 @@ def read_config(
 def described_run(
     path: Path | None,
     command: Sequence[str],
-    base: RunConfig,
+    base: RunConfig | OpenRun,
     *,
     num_ranks: int = 0,
     usual_ranks: int = 0,
@@ -108,7 +154,11 @@ def described_run(
 
 
 def _described_run(
-    path: Path | None, command: Sequence[str], base: RunConfig, num_ranks: int, usual_ranks: int
+    path: Path | None,
+    command: Sequence[str],
+    base: RunConfig | OpenRun,
+    num_ranks: int,
+    usual_ranks: int,
 ) -> Described | None:
     if path is not None:
         if command and not command[0].startswith("--"):
@@ -133,7 +183,9 @@ _STACKS: Mapping[str, Callable[[Sequence[str], int, int], Sequence[str]]] = {
 """Readers of the options of other stacks, whose model a file describes, by their program."""
 
 
-def _of_stack(path: Path, command: Sequence[str], base: RunConfig, num_ranks: int) -> Described:
+def _of_stack(
+    path: Path, command: Sequence[str], base: RunConfig | OpenRun, num_ranks: int
+) -> Described:
     """Return the run of another stack; raise ``ConfigError`` for a program that no reader knows."""
     launcher, words = split_launcher(command)
     program = program_of(command[len(launcher) :]).partition(".")[0]
