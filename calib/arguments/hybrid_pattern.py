@@ -22,9 +22,9 @@ from ..workload import (
     Normalization,
     OpaqueLayer,
     RunConfig,
+    Values,
     option_of,
 )
-from .megatron_options import Values
 
 PATTERN = ("hybrid_layer_pattern", "hybrid_override_pattern")
 """Megatron's argument, and its name before core_v0.17.0."""

@@ -22,7 +22,7 @@ from itertools import compress
 from ..plain_json import JsonObject
 from ..records import Launch
 from ..shell import without_others
-from ..workload import ArgumentValue, Recompute, RunConfig, Sharding, takes_options
+from ..workload import ArgumentValue, Recompute, RunConfig, Sharding, Values, takes_options
 from .launch_words import (
     AnnotatedWords,
     Blank,
@@ -37,7 +37,7 @@ from .launch_words import (
     with_blanks,
 )
 from .megatron_args import options, rewrite_command
-from .megatron_options import EXPERT_SWITCHES, Values
+from .megatron_options import EXPERT_SWITCHES
 from .megatron_rules import environment, refusals, required_values
 from .megatron_values import layout_values, model_values
 from .taken_options import unsupported_options_reason

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ..workload import Parallelism
-from .megatron_options import NAMES, Values
+from ..workload import Parallelism, Values
+from .megatron_options import NAMES
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ENV = "env"

@@ -19,6 +19,7 @@ from ..workload import (
     Parallelism,
     RankLoad,
     RunConfig,
+    Values,
     whole,
     write_layout,
 )
@@ -30,16 +31,15 @@ from .megatron_options import (
     GROUPS,
     LISTS,
     MODELLED,
-    NAMES,
     SPELLED,
     SWITCHES,
-    TOGETHER,
     option_words,
     options_of,
     read_words,
 )
 from .megatron_rules import misplaced, required_values
-from .megatron_values import Values, as_given, as_options, layout_values, model_values
+from .megatron_settings import RECOMPUTE, SETTINGS, SPLIT
+from .megatron_values import as_given, as_options, layout_values, model_values
 from .short_names import LAYOUT_NAMES, expand
 
 _GPUS = "--gpus"
@@ -47,9 +47,10 @@ _PP = "pipeline_model_parallel_size"
 _REPLICAS = "--data-parallel-size"
 _PADDED = frozenset({"padded_vocab_size"})
 """Arguments that follow from the vocabulary and tp, and have no option."""
-_SPLIT, _RECOMPUTE = TOGETHER["split"], TOGETHER["recompute"]
+_SPLIT = SPLIT.names
 _LAYOUT = frozenset().union(*GROUPS)
-_ALONE = frozenset(NAMES["layout"]).difference(*TOGETHER.values())
+_TOGETHER = [setting.names for setting in SETTINGS]
+_ALONE = _LAYOUT.difference(*_TOGETHER)
 _ONE_BATCH = Batch(micro_batch_size=1, global_batch_size=1)
 _NOT_TAKEN = ["allgather"]
 """Words of Megatron's help that Transformer Engine refuses; we write its own instead."""
@@ -171,7 +172,7 @@ def _other_model(config: RunConfig, running: RunConfig) -> dict[str, ArgumentVal
     running_values, others = model_values(running), model_values(config)
     return {
         name: others.get(name)
-        for name in running_values.keys() | others.keys()
+        for name in running_values | others
         if running_values.get(name) != others.get(name) and name in MODELLED - _PADDED
     }
 
@@ -227,7 +228,7 @@ def _preserved_values(config: RunConfig, given: Values) -> Values:
     void |= _derived_names(config, given)
     granularity = given.get("recompute_granularity")
     if granularity is not None and granularity != config.recompute.value:
-        void |= _RECOMPUTE
+        void |= RECOMPUTE.names
     if "mtp_num_layers" in given and par.chunk_layers and not void & _SPLIT:
         predicted = whole("mtp_num_layers", given["mtp_num_layers"])
         values["pipeline_model_parallel_layout"] = write_layout(par.chunk_layers, predicted)
@@ -338,7 +339,7 @@ def _passes(config: RunConfig) -> int:
 def _expand_to_groups(names: Iterable[str]) -> frozenset[str]:
     """Return all names of the groups that contain one of these."""
     given_names = frozenset(names)
-    return frozenset().union(*(group for group in TOGETHER.values() if group & given_names))
+    return frozenset().union(*(group for group in _TOGETHER if group & given_names))
 
 
 def _describes_config(values: Values, config: RunConfig) -> bool:

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from types import SimpleNamespace
 
 from ..errors import ConfigError
-from ..workload import MOST, Arguments, RunConfig, shown
+from ..workload import MOST, Arguments, RunConfig, Values, shown
 from .hybrid_pattern import PATTERN, RATIOS
 from .launchers import (
     GPUS_PER_NODE,
@@ -27,7 +27,6 @@ from .megatron_options import (
     DERIVED,
     GROUPS,
     ArgumentTable,
-    Values,
     is_expansion,
     read_mapping,
     read_words,

@@ -5,58 +5,101 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..errors import ConfigError
 from ..records import read_package_json
-from ..workload import CONFIG_SWITCHES, ArgumentValue, is_true, shown
+from ..workload import (
+    Argument,
+    ArgumentValue,
+    Batch,
+    Cadence,
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Parallelism,
+    RunConfig,
+    arguments_of,
+    is_true,
+    shown,
+)
+from .megatron_model import OF_MODEL
+from .megatron_settings import OF_RUN, SETTINGS
 
-Values: TypeAlias = "dict[str, ArgumentValue]"
-"""Argument values by name in Megatron's namespace."""
 NAMES = read_package_json(__package__, "megatron_names.json")
-"""Lists of Megatron-LM's arguments, by their treatment; ``releases`` are those whose parsers were
-read.
+"""Lists of Megatron-LM's arguments that no field holds, by their treatment; ``releases`` are those
+whose parsers were read.
 
 ``harmless`` ones do not affect time (paths, learning rates, logging), or only choose among kernels
 of one operator (fusions, dropout), which a run's samples reflect anyway, or qualify an argument
 that is listed itself (mamba_*, rl_*, fsdp_*).  ``harmless_when_validated`` exist only in the
 namespace: switches with another spelling on the command line, or arguments added by validation.
 """
-_DEFAULTS = dict(CONFIG_SWITCHES.values())
-"""Defaults of switches that are fields of ``RunConfig``, and therefore modelled."""
-MODELLED = frozenset((*NAMES["modelled"], *_DEFAULTS))
-"""Arguments that ``from_namespace`` reads, by name in Megatron's namespace."""
-DERIVED = frozenset(NAMES["derived"])
-"""Further names that it reads: of validated arguments, ``TransformerConfig`` or a launcher."""
-SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
-"""Settings that are on by default, and unmodelled if off."""
-SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
-    **{name: tuple(target) for name, target in NAMES["spelled"].items()},
-    **{f"{no}_{name}": (name, False) for name in SWITCHED_OFF for no in ("no", "disable")},
-    **{f"no_{name}": (name, False) for name, is_on in _DEFAULTS.items() if is_on},
+_PARTS = (ModelShape, Experts, LatentAttention, Parallelism, Batch, Cadence, RunConfig)
+ARGUMENTS: Mapping[str, Argument] = {
+    argument.name: argument for part in _PARTS for argument in arguments_of(part).values()
 }
-"""Options with another name in the namespace: that name, and the value that a switch sets."""
-PARALLEL_SWITCHES: Mapping[str, str] = {
-    "is_pipeline_before_data": "use_tp_pp_dp_mapping",
-    "is_sequence_parallel": "sequence_parallel",
-    "is_optimizer_distributed": "use_distributed_optimizer",
-    "overlaps_grad_reduce": "overlap_grad_reduce",
-    "overlaps_param_gather": "overlap_param_gather",
-    "overlaps_tp": "tp_comm_overlap",
-    "gathers_beside_update": "overlap_param_gather_with_optimizer_step",
-    "pads_buckets": "ddp_pad_buckets_for_high_nccl_busbw",
-}
-"""Switches that are off by default, by field of ``Parallelism``."""
+"""Arguments that are declared fields, by name."""
 EXPERT_SWITCHES: Mapping[str, str] = {
-    "is_padded_to_capacity": "moe_pad_expert_input_to_capacity",
-    "is_grouped": "moe_grouped_gemm",
-    "overlaps_shared": "moe_shared_expert_overlap",
-    "has_shared_gate": "moe_shared_expert_gate",
-    "is_balance_forced": "moe_router_force_load_balancing",
-    "overlaps_exchange": "overlap_moe_expert_parallel_comm",
-    "delays_weight_gradients": "delay_wgrad_compute",
+    name: argument.name for name, argument in arguments_of(Experts).items() if argument.is_switch
 }
 """Expert switches that are off by default, by field of ``Experts``."""
+_SETTINGS = (*SETTINGS, OF_MODEL, OF_RUN)
+SWITCHES = frozenset(
+    (
+        *(name for name, argument in ARGUMENTS.items() if argument.is_switch),
+        *(name for setting in _SETTINGS for name in setting.switches),
+    )
+)
+"""Modelled arguments without a value."""
+LISTS = frozenset(name for setting in _SETTINGS for name in setting.lists)
+"""Arguments that take several words."""
+MODELLED = frozenset(ARGUMENTS).union(*(setting.names for setting in _SETTINGS))
+"""Arguments that ``from_namespace`` reads, by name in Megatron's namespace."""
+DERIVED = (
+    frozenset(name for argument in ARGUMENTS.values() for name in argument.others).union(
+        *(setting.validated for setting in _SETTINGS)
+    )
+    - MODELLED
+)
+"""Further names that it reads: of validated arguments, ``TransformerConfig`` or a launcher."""
+_OF_LAYOUT = {
+    *(one.name for part in (Parallelism, Batch) for one in arguments_of(part).values()),
+    *(one.name for one in ARGUMENTS.values() if one.is_of_layout),
+}
+GROUPS = (
+    *(setting.names for setting in SETTINGS),
+    *(
+        frozenset((name,))
+        for name in sorted(_OF_LAYOUT.difference(*(setting.names for setting in SETTINGS)))
+    ),
+)
+"""All arguments of a layout, in groups that are only meaningful together."""
+SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
+"""Settings that are on by default, and unmodelled if off."""
+OPTIONS: Mapping[str, tuple[str, ArgumentValue]] = {
+    **{
+        name: (argument.option, False if argument.is_usually_on else None)
+        for name, argument in ARGUMENTS.items()
+        if argument.option
+    },
+    "fp4": ("fp4_format", None),
+    "fp4_param": ("fp4_param_gather", None),
+    "fp8": ("fp8_format", None),
+    "nccl_ub": ("use_nccl_ub", None),
+    "torch_fsdp2_reshard_after_forward": ("torch_fsdp2_no_reshard_after_forward", False),
+    **{name: (f"disable_{name}", False) for name in SWITCHED_OFF},
+}
+"""Arguments whose option is spelled otherwise: that option, and the value that a switch sets."""
+SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
+    **{option: (name, constant) for name, (option, constant) in OPTIONS.items()},
+    **{f"no_{name}": (name, False) for name in SWITCHED_OFF},
+    "checkpoint_activations": ("recompute_granularity", "full"),
+    "fp8_e4m3": ("fp8", "e4m3"),
+    "fp8_hybrid": ("fp8", "hybrid"),
+    "persistent_save_interval": ("save_interval", None),
+}
+"""Options with another name in the namespace: that name, and the value that a switch sets."""
 UNMODELLED_SETTINGS: Mapping[str, Sequence[str]] = {
     **{name: () for name in NAMES["left_out"] if name not in MODELLED},
     **NAMES["left_out_unless"],
@@ -82,19 +125,6 @@ _READ = MODELLED | DERIVED | set(UNMODELLED_SETTINGS) | set(SWITCHED_OFF)
 _BRACKETS = re.compile(r"[\[\],]")
 _ENVIRONMENT = re.compile(r"env(ironment)?(s|_?var(iable)?s?)?", re.IGNORECASE)
 """Names of a file's section of variables, such as ``ENV_VARS`` of Megatron's functional tests."""
-SWITCHES = frozenset((*NAMES["switches"], *_DEFAULTS))
-TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
-"""Groups of arguments that define one setting together, in several equivalent spellings."""
-GROUPS = (
-    *TOGETHER.values(),
-    *(frozenset((n,)) for n in NAMES["layout"] if not any(n in g for g in TOGETHER.values())),
-)
-"""All arguments of a layout, in groups that are only meaningful together."""
-LISTS = (
-    *("cp_comm_type", "cuda_graph_scope", "offload_modules", "rampup_batch_size"),
-    *("recompute_modules", "hierarchical_context_parallel_sizes"),
-)
-"""Arguments that take several words."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
+    from .argument_fields import Argument, arguments_of, read_fields, switch, written_fields
     from .argument_values import (
         Arguments,
         ArgumentValue,
         QuickEnum,
+        Values,
         is_true,
         option_of,
         shown,
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
         Placement,
     )
     from .config import (
-        CONFIG_SWITCHES,
         TORCHTITAN,
         VOCAB_MULTIPLE,
         Attention,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         Precision,
         Recompute,
         RunConfig,
-        switch,
         switch_values,
         takes_options,
     )

@@ -12,6 +12,8 @@ from ..errors import ConfigError
 
 ArgumentValue: TypeAlias = "str | int | float | bool | list[str] | None"
 """Value of an argument; None if it is not given."""
+Values: TypeAlias = "dict[str, ArgumentValue]"
+"""Argument values by name in Megatron's namespace."""
 
 # Larger numbers do not fit in the columns of the tables, and no size comes near.
 _MOST = 2**63

@@ -15,7 +15,7 @@ from forerun.calib.arguments.megatron_options import MODELLED, SPELLED, options_
 from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import as_options
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.config import CONFIG_SWITCHES, RunConfig
+from forerun.calib.workload import RunConfig, arguments_of
 
 FRONT = ("torchrun", "--nproc-per-node=8", "--nnodes", "4", "pretrain_gpt.py")
 SIZES: Mapping[str, str] = {
@@ -96,8 +96,9 @@ CHOICES = """
 VALUES: Mapping[str, tuple[str, ...]] = {
     **{f"--{name}": ("",) for name in SWITCHES.split()},
     **{
-        f"--{'no-' * is_on}{option.replace('_', '-')}": ("",)
-        for option, is_on in CONFIG_SWITCHES.values()
+        f"--{(one.option or one.name).replace('_', '-')}": ("",)
+        for one in arguments_of(RunConfig).values()
+        if one.is_switch
     },
     **{
         f"--{name.strip()}": tuple(value.strip() for value in values.split(" / "))

@@ -1,0 +1,182 @@
+"""Fields that are arguments of Megatron: one declaration, by which they are read and written.
+
+A declared field needs nothing else: namespaces, files and launch lines are read by it, launch lines
+are written by it, and its argument is known as modelled.  A field that several arguments say, or
+that depends on others, has a rule in ``calib/arguments/megatron_settings.py`` or beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from .argument_values import Arguments, ArgumentValue, Values
+from .config_json import decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An argument of Megatron that one field holds."""
+
+    name: str
+    """Its name in Megatron's namespace."""
+    read: Callable[[Arguments], Any]
+    """Function that returns the field's value, Megatron's default if the argument is not given."""
+    unsaid: object = None
+    """Value of the field at which the argument is left out; None: it is always written."""
+    others: tuple[str, ...] = ()
+    """Further names that a namespace may have in its place."""
+    option: str = ""
+    """Its option, if that is spelled otherwise; of a switch that is on by default, the option that
+    turns it off."""
+    is_switch: bool = False
+    is_reversed: bool = False
+    """The switch is on where the field is False."""
+    is_of_layout: bool = False
+    """Layouts of one model may differ in it."""
+
+    @property
+    def is_usually_on(self) -> bool:
+        """True for a switch that is on unless it is turned off."""
+        return self.is_switch and self.unsaid is not self.is_reversed
+
+    def written(self, value: Any) -> ArgumentValue:
+        """Return the argument's value for one of the field."""
+        if self.is_switch:
+            return value is not self.is_reversed
+        return value.value if isinstance(value, Enum) else value
+
+
+def switch(
+    name: str,
+    *others: str,
+    default: bool = False,
+    unsaid: bool | None = None,
+    option: str = "",
+    is_reversed: bool = False,
+    is_of_layout: bool = False,
+) -> Any:
+    """Return a dataclass field that is a switch (``docs/extending/megatron_argument.md``).
+
+    ``unsaid``: the field's value without the argument, if that is not ``default``.  Any of several
+    names turns it on.
+    """
+    usual = default if unsaid is None else unsaid
+    is_usually_on = usual is not is_reversed
+
+    def read(given: Arguments) -> bool:
+        is_on = any(given.is_on(one, default=is_usually_on) for one in (name, *others))
+        return is_on is not is_reversed
+
+    argument = Argument(
+        name=name,
+        read=read,
+        unsaid=usual,
+        others=others,
+        option=option or (f"no_{name}" if is_usually_on else ""),
+        is_switch=True,
+        is_reversed=is_reversed,
+        is_of_layout=is_of_layout,
+    )
+    return _field(argument, default)
+
+
+def number(
+    name: str,
+    *others: str,
+    default: Any = MISSING,
+    unsaid: Any = MISSING,
+    option: str = "",
+    is_stated: bool = False,
+) -> Any:
+    """Return a dataclass field that is a whole number; without ``default`` and ``unsaid`` its
+    argument is required.
+
+    ``unsaid``: the field's value without the argument, if that is not ``default``; ``is_stated``:
+    the argument is written even at that value.
+    """
+    usual = default if unsaid is MISSING else unsaid
+
+    def read(given: Arguments) -> int:
+        if usual is not MISSING:
+            return given.number(name, *others, default=usual)
+        is_given = given.get(name, *others) is not None
+        return given.number(name, *others) if is_given else given.required(name)
+
+    is_always = is_stated or usual is MISSING
+    argument = Argument(
+        name=name, read=read, unsaid=None if is_always else usual, others=others, option=option
+    )
+    return _field(argument, default)
+
+
+def real(name: str, *, is_stated: bool = False) -> Any:
+    """Return a dataclass field that is a number, 0 if its argument is not given."""
+
+    def read(given: Arguments) -> float:
+        return given.real(name)
+
+    return _field(Argument(name=name, read=read, unsaid=None if is_stated else 0.0), 0.0)
+
+
+def words(
+    name: str,
+    default: Enum,
+    *,
+    spelled: Mapping[str, Enum] | None = None,
+    unknown: Enum | None = None,
+) -> Any:
+    """Return a dataclass field that is a word of an enum's values, always written.
+
+    ``spelled``: further words; ``unknown``: the value for any other word, which is else refused.
+    """
+    others = spelled or {}
+
+    def read(given: Arguments) -> Enum:
+        # An enum of Megatron's own is a word such as ``AttnBackend.flash`` in a dump.
+        word = given.text(name, default=default.value).rpartition(".")[2]
+        if word in others:
+            return others[word]
+        is_known = any(word == member.value for member in type(default))
+        return decode(type(default), word) if is_known or unknown is None else unknown
+
+    return _field(Argument(name=name, read=read), default)
+
+
+def _field(argument: Argument, default: Any) -> Any:
+    metadata = {"argument": argument}
+    return (
+        field(metadata=metadata)
+        if default is MISSING
+        else field(default=default, metadata=metadata)
+    )
+
+
+@lru_cache
+def arguments_of(kind: type) -> Mapping[str, Argument]:
+    """Return the declared arguments of a dataclass, by field."""
+    return {
+        one.name: one.metadata["argument"] for one in fields(kind) if "argument" in one.metadata
+    }
+
+
+def read_fields(kind: type, given: Arguments) -> dict[str, Any]:
+    """Return the declared fields of a dataclass, as the arguments say them."""
+    return {name: argument.read(given) for name, argument in arguments_of(kind).items()}
+
+
+def written_fields(part: object, accepts: Callable[[Argument], bool] = bool) -> Values:
+    """Return the values of an object's declared arguments that are not left out."""
+    values = (
+        (argument, getattr(part, name))
+        for name, argument in arguments_of(type(part)).items()
+        if accepts(argument)
+    )
+    return {
+        argument.name: argument.written(value)
+        for argument, value in values
+        if argument.unsaid is None or value != argument.unsaid
+    }
