@@ -45,10 +45,10 @@ if TYPE_CHECKING:
         ArgumentTable,
         is_known,
         moves,
-        options_of,
     )
     from .megatron_rules import CONNECTIONS, VARIABLES, environment, is_fsdp, refusals
     from .megatron_values import layout_values, model_values
+    from .option_words import options_of
     from .passed_on import MASK, masked_arguments, masked_command, masked_text, unmask_arguments
     from .shell_text import BATCH, SHELLS, commands, inline_script, of_options
     from .short_names import (

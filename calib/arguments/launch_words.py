@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import PurePath
@@ -13,6 +13,7 @@ from ..records import Launch
 from ..shell import assigned, quoted, required
 from ..workload import Parallelism
 from .launchers import leaves_tasks_open, ranks_of, with_tasks
+from .option_words import grouped, is_option, owners
 from .passed_on import MASK
 
 _ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")
@@ -129,14 +130,13 @@ def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
     >>> [one.shell for one in phrases(plain(("t.py", "--lr", "1", "--bf16", "train.x=2")))]
     ['t.py', '--lr 1', '--bf16', 'train.x=2']
     """
-    word_groups: list[list[Word]] = []
-    for word in words:
-        begins = is_option(word.text) or _ASSIGNED.match(word.text) is not None
-        if begins or not word_groups or not is_option(word_groups[-1][0].text):
-            word_groups.append([word])
-        else:
-            word_groups[-1].append(word)
-    return tuple(Phrase(words=tuple(one)) for one in word_groups)
+    out: list[Phrase] = []
+    for group in grouped(words, lambda word: word.text):
+        starts = (place for place, word in enumerate(group) if _ASSIGNED.match(word.text))
+        end = next(starts, len(group)) if is_option(group[0].text) else 0
+        out += [Phrase(words=tuple(group[:end]))] if end else []
+        out += [Phrase(words=(word,)) for word in group[end:]]
+    return tuple(out)
 
 
 def join_phrases(command_phrases: Sequence[Phrase]) -> tuple[Word, ...]:
@@ -186,27 +186,12 @@ def with_blanks(words: Sequence[str]) -> tuple[Word, ...]:
     ['t.py', '--pin', '"${ARG_PIN:?the value of --pin, which is not kept}"']
     """
     seen: Counter[str] = Counter()
-    return tuple(
-        Word(text=text, blank=_blank(option, seen) if MASK in text else None)
-        for option, text in _with_options(words)
-    )
-
-
-def is_option(text: str) -> bool:
-    """Return True for an option; negative numbers are values."""
-    return text.startswith("-") and len(text) > 1 and not text[1].isdigit() and text[1] != "."
-
-
-def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    option = ""
-    for text in words:
+    out: list[Word] = []
+    for option, text in owners(words):
         assignment = _ASSIGNED.match(text)
-        if is_option(text):
-            option = text.partition("=")[0]
-        elif assignment:
-            yield assignment[0].rstrip("="), text
-            continue
-        yield option, text
+        name = assignment[0].rstrip("=") if assignment else option
+        out.append(Word(text=text, blank=_blank(name, seen) if MASK in text else None))
+    return tuple(out)
 
 
 def _blank(option: str, seen: Counter[str]) -> Blank:

@@ -33,13 +33,12 @@ from .megatron_options import (
     MODELLED,
     SPELLED,
     SWITCHES,
-    option_words,
-    options_of,
     read_words,
 )
 from .megatron_rules import misplaced, required_values
 from .megatron_settings import RECOMPUTE, SETTINGS, SPLIT
 from .megatron_values import as_given, as_options, layout_values, model_values
+from .option_words import option_words, options_of, sayings
 from .short_names import LAYOUT_NAMES, expand
 
 _GPUS = "--gpus"
@@ -147,20 +146,12 @@ def rewrite_command(
     replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, stated_values)
     wanted = dict(as_options(needed))
     out: list[str] = []
-    place = 0
-    while place < len(host_argv):
-        name, joined, _ = host_argv[place].partition("=")
-        target = _target(name) if name.startswith("--") else ""
-        end = place + 1
+    for said in sayings(host_argv):
+        target = _target(said.option)
         if target not in replaced or target in unchanged_names:
-            out.append(host_argv[place])
-        else:
-            while not joined and end < len(host_argv) and not host_argv[end].startswith("--"):
-                end += 1
-            words = wanted.pop(name, None)
-            if words is not None:
-                out += [f"{name}={words[0]}"] if joined and words else option_words(name, words)
-        place = end
+            out += said.written
+        elif said.option in wanted:
+            out += said.with_words(wanted.pop(said.option))
     for name, words in wanted.items():
         if words != ["1"] or not name.endswith("-model-parallel-size"):
             out += option_words(name, words)
@@ -186,33 +177,17 @@ def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
     >>> resumed_command(["t.py", "--no-load-optim", "--load", "old", "--save", "here"])
     ('t.py', '--load', 'here', '--save', 'here')
     """
-    options = _option_words(host_argv)
-    saved = [words for name, words in options if name == "--save" and words]
+    options = dict(options_of(host_argv))
+    saved = options.get("--save")
     if not saved:
         return tuple(host_argv)
     out: list[str] = []
-    for name, words in options:
-        if name == "--load":
-            words = saved[-1]
-        if name not in _NOT_RESUMED:
-            out += ([name] if name else []) + words
-    if not any(name == "--load" for name, _ in options):
-        out += ["--load", *saved[-1]]
-    return tuple(out)
-
-
-def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return options with their words, split at ``=``; words before the first have no option."""
-    out: list[tuple[str, list[str]]] = [("", [])]
-    for word in host_argv:
-        name, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            out[-1][1].append(word)
-        elif name in ("--save", "--load", *_NOT_RESUMED) and equals:
-            out.append((name, [value]))
-        else:
-            out.append((word, []))
-    return out
+    for said in sayings(host_argv):
+        if said.option == "--load":
+            out += ["--load", *saved]
+        elif said.option not in _NOT_RESUMED:
+            out += said.written
+    return tuple(out if "--load" in options else [*out, "--load", *saved])
 
 
 def _preserved_values(config: RunConfig, given: Values) -> Values:

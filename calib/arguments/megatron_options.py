@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..workload import (
 )
 from .megatron_model import OF_MODEL
 from .megatron_settings import OF_RUN, SETTINGS
+from .option_words import options_of
 
 NAMES = read_package_json(__package__, "megatron_names.json")
 """Lists of Megatron-LM's arguments that no field holds, by their treatment; ``releases`` are those
@@ -216,32 +217,6 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
         # The file of a class of Megatron core, which has no switch for groups.
         table.values.setdefault("group_query_attention", True)
     return table
-
-
-def options_of(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each option with its words; words before the first have the option ``""``."""
-    option, words = "", []
-    for word in argv:
-        if word.startswith("--") and len(word) > 2:
-            if option or words:
-                yield option, words
-            option, joined, value = word.partition("=")
-            words = [value] if joined else []
-        else:
-            words.append(word)
-    if option or words:
-        yield option, words
-
-
-def option_words(option: str, words: Sequence[str]) -> list[str]:
-    """Return an option with its words as one writes them: a word with a dash in front is joined.
-
-    >>> option_words("--hybrid-layer-pattern", ["-*-"]), option_words("--bf16", [])
-    (['--hybrid-layer-pattern=-*-'], ['--bf16'])
-    """
-    if len(words) == 1 and words[0].startswith("-"):
-        return [f"{option}={words[0]}"]
-    return [option, *words]
 
 
 def unmodelled_settings(args: object) -> tuple[str, ...]:

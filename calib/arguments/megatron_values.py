@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from ..workload import RunConfig, Values, written_fields
 from .megatron_model import OF_MODEL
-from .megatron_options import ARGUMENTS, GROUPS, OPTIONS, SWITCHES, option_words
+from .megatron_options import ARGUMENTS, GROUPS, OPTIONS, SWITCHES
 from .megatron_settings import OF_RUN, OF_STATE, OF_WORK, SHARDING, is_fsdp2
+from .option_words import option_words
 
 _SIZES = frozenset(
     (

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from ..records import read_package_json
 from .megatron_command import split_launcher
 from .megatron_options import is_known
+from .option_words import Saying, owners, sayings
 
 MASK = "***"
 """Replacement for a value that is not stored."""
@@ -76,11 +77,11 @@ def unmask_arguments(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[
     """
     values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     masked = masked_arguments(host_argv)
-    for (option, word), real in zip(_with_options(masked), host_argv, strict=True):
+    for (option, word), real in zip(owners(masked), host_argv, strict=True):
         if word != real:
             values[option, word].append(real)
     out: list[str] = []
-    for option, word in _with_options(advised):
+    for option, word in owners(advised):
         if MASK not in word:
             out.append(word)
             continue
@@ -126,41 +127,31 @@ def _masked_match(match: re.Match[str]) -> str:
 
 def _masked_words(words: Sequence[str]) -> Iterator[str]:
     """Yield options and their values, masked; words that belong to no option are masked too."""
-    option, num_remaining = "", 0
-    for word in words:
-        name, equals, value = word.partition("=")
-        assigned = _ASSIGNED.fullmatch(word)
-        if _is_option(word):
-            option = name
-            num_remaining = 0 if equals else _num_words(name)
-            if _NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2):
-                yield word[:2] + MASK
-            elif equals:
-                yield f"{name}={masked_text(value) if _is_public_option(name) else MASK}"
-            else:
-                yield name
-        elif num_remaining and _is_public_option(option):
-            num_remaining -= 1
-            yield masked_text(word)
-        elif assigned is not None:
-            known = _is_public_option("--" + assigned[1].lstrip("+").rpartition(".")[2])
-            yield f"{assigned[1]}={masked_text(assigned[2]) if known else MASK}"
-        else:
-            yield MASK
+    for said in sayings(words):
+        is_public = _is_public_option(said.option)
+        if said.option:
+            yield _masked_option(said, is_public=is_public)
+        num_values = _num_words(said.option) if is_public and said.joined is None else 0
+        for place, word in enumerate(said.after):
+            yield masked_text(word) if place < num_values else _masked_word(word)
 
 
-def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each word with the option before it."""
-    option = ""
-    for word in words:
-        if _is_option(word):
-            option = word.partition("=")[0]
-        yield option, word
+def _masked_option(said: Saying, *, is_public: bool) -> str:
+    name = said.option
+    if _NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2):
+        return name[:2] + MASK
+    if said.joined is None:
+        return name
+    return f"{name}={masked_text(said.joined) if is_public else MASK}"
 
 
-def _is_option(word: str) -> bool:
-    """Return True for an option; negative numbers are values."""
-    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and word[1] != "."
+def _masked_word(word: str) -> str:
+    """Return a word that is no option's value: an assignment of a known name stays."""
+    assigned = _ASSIGNED.fullmatch(word)
+    if assigned is None:
+        return MASK
+    is_public = _is_public_option("--" + assigned[1].lstrip("+").rpartition(".")[2])
+    return f"{assigned[1]}={masked_text(assigned[2]) if is_public else MASK}"
 
 
 def _is_public_option(option: str) -> bool:

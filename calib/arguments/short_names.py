@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 from ..errors import ConfigError
 from ..workload import Recompute, RunConfig, Sharding, at_least_one, shown, whole
-from .megatron_options import option_words, options_of
 from .megatron_settings import RECOMPUTE_MODULES
+from .option_words import option_words, options_of
 
 AxisValue: TypeAlias = "int | str"
 """A degree, a size, or one of an axis's words."""

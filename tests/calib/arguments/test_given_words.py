@@ -11,9 +11,10 @@ from model_options import model_options
 
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_options import MODELLED, SPELLED, options_of
+from forerun.calib.arguments.megatron_options import MODELLED, SPELLED
 from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import as_options
+from forerun.calib.arguments.option_words import options_of
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload import RunConfig, arguments_of
 
