@@ -114,41 +114,54 @@ def rewrite_command(
     """
     arguments = split_launcher(host_argv)[1]
     given = read_words(arguments).values
-    unsaid = {} if running is None else layout_values(running)
-    values = layout_values(config)
-    # Megatron may refuse an option that no longer has an effect in this layout.
-    changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
-    unchanged_names = _unchanged_names({n: v for n, v in given.items() if n not in changed}, config)
-    stated_values = {
-        _target(name): words[0] if words else True for name, words in options_of(arguments)
-    }
-    if "use_torch_fsdp2" not in unchanged_names:
-        stated_values.pop("use_torch_fsdp2", None)
-    restated_names = _expand_to_groups(given.keys()) - unchanged_names
-    restated_names |= given.keys()
-    if running is not None and _passes(config) != _passes(running) == unsaid.get(
-        "global_batch_size"
-    ):
-        restated_names |= {"global_batch_size"}  # Megatron's default depends on mbs x dp
-    unsaid = {name: value for name, value in unsaid.items() if name not in restated_names}
-    needed = {
-        name: value
-        for name, value in values.items()
-        if name not in unchanged_names and (name not in unsaid or unsaid[name] != value)
-    }
-    needed |= {
-        n: value
-        for n, value in required_values(config, stated_values).items()
-        if n not in unchanged_names & stated_values.keys()
-    }
+    kept = _kept_names(given, config, running)
+    stated = {_target(name): words[0] if words else True for name, words in options_of(arguments)}
+    if "use_torch_fsdp2" not in kept:
+        stated.pop("use_torch_fsdp2", None)
+    required = required_values(config, stated)
     other = {} if running is None else _other_model(config, running)
-    needed |= {name: value for name, value in other.items() if value is not None}
-    replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, stated_values)
+    needed = {
+        **_needed_values(given, kept, config, running),
+        **{name: v for name, v in required.items() if name not in kept & stated.keys()},
+        **{name: value for name, value in other.items() if value is not None},
+    }
+    replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, stated)
+    return _with_values(host_argv, needed, replaced - kept)
+
+
+def _kept_names(given: Values, config: RunConfig, running: RunConfig | None) -> frozenset[str]:
+    """Return the names whose words stay, as they already describe the layout."""
+    # Megatron may refuse an option that no longer has an effect in this layout.
+    values, unsaid = layout_values(config), {} if running is None else layout_values(running)
+    changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
+    return _unchanged_names({n: v for n, v in given.items() if n not in changed}, config)
+
+
+def _needed_values(
+    given: Values, kept: frozenset[str], config: RunConfig, running: RunConfig | None
+) -> Values:
+    """Return the layout's values that an option must say: all but those of kept words, and those
+    that the running layout has without an option."""
+    unsaid: Values = {} if running is None else layout_values(running)
+    restated = _expand_to_groups(given.keys()) - kept | given.keys()
+    usual = unsaid.get("global_batch_size")
+    if running is not None and _passes(config) != _passes(running) == usual:
+        restated |= {"global_batch_size"}  # Megatron's default depends on mbs x dp
+    return {
+        name: value
+        for name, value in layout_values(config).items()
+        if name not in kept and (name in restated or unsaid.get(name) != value)
+    }
+
+
+def _with_values(
+    host_argv: Sequence[str], needed: Values, replaced: frozenset[str]
+) -> tuple[str, ...]:
+    """Return a command with the needed values in place of the replaced names' words."""
     wanted = dict(as_options(needed))
     out: list[str] = []
     for said in sayings(host_argv):
-        target = _target(said.option)
-        if target not in replaced or target in unchanged_names:
+        if _target(said.option) not in replaced:
             out += said.written
         elif said.option in wanted:
             out += said.with_words(wanted.pop(said.option))
