@@ -7,9 +7,7 @@ prediction layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from ..errors import ConfigError
 from ..workload import (
@@ -122,11 +120,11 @@ def pattern_of(given: Arguments) -> HybridPattern | None:
     return pattern
 
 
-def with_pattern(args: object) -> tuple[object, HybridPattern | None]:
+def with_pattern(given: Arguments) -> tuple[Arguments, HybridPattern | None]:
     """Return the arguments with the numbers of layers that their pattern sets, and the pattern."""
-    pattern = pattern_of(Arguments(args))
+    pattern = pattern_of(given)
     if pattern is None:
-        return args, None
+        return given, None
     values: Values = {
         "num_layers": len(pattern.layer_kinds),
         "mtp_num_layers": pattern.num_prediction_layers or None,
@@ -134,8 +132,7 @@ def with_pattern(args: object) -> tuple[object, HybridPattern | None]:
     }
     if set(pattern.layer_kinds + pattern.prediction_kinds) & {"+", _SPARSE}:
         values["multi_latent_attention"] = True
-    given = args if isinstance(args, Mapping) else vars(args)
-    return SimpleNamespace(**{**given, **values}), pattern
+    return given.put_over(values), pattern
 
 
 def segments_of(pattern: HybridPattern | None, pp: int) -> tuple[int, ...]:

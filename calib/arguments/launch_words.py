@@ -12,7 +12,7 @@ from pathlib import PurePath
 from ..records import Launch
 from ..shell import assigned, quoted, required
 from ..workload import Parallelism
-from .launchers import leaves_tasks_open, ranks_of, with_tasks
+from .launchers import MODULES, leaves_tasks_open, ranks_of, with_tasks
 from .option_words import grouped, is_option, owners
 from .passed_on import MASK
 
@@ -213,7 +213,6 @@ MEETING = frozenset(
     }
 )
 """Rendezvous options, by which nodes find each other."""
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _ACCELERATE = frozenset({"--main-process-ip", "--main-process-port", "--machine-rank"})
 _RANK = Blank(name="NODE_RANK", hint="the number of this node, 0 for the first")
 _ADDRESS = Blank(name="MASTER_ADDR", hint="the address of the first node")
@@ -320,7 +319,7 @@ def _nodes(wanted: Parallelism, per_node: int) -> tuple[_Nodes, tuple[str, ...]]
 def _ends_in_module(launcher_words: Sequence[Word]) -> bool:
     """Return True for ``torchrun ... -m package``, such as ``-m forerun.launch``."""
     texts = [word.text for word in launcher_words]
-    return texts[-2:-1] in (["-m"], ["--module"]) and texts[-1] not in _MODULES
+    return texts[-2:-1] in (["-m"], ["--module"]) and texts[-1] not in MODULES
 
 
 def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:

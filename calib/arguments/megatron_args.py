@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 from ..errors import ConfigError
 from ..workload import (
@@ -82,7 +81,7 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
         values.pop("world_size")
     if "recompute_num_layers" in given:
         values.setdefault("recompute_method", "block")
-    parsed_config = from_namespace(SimpleNamespace(**values))
+    parsed_config = from_namespace(values)
     new_config = as_given(_with_inexpressible(parsed_config, config), values)
     if given.keys() & {"transformer_impl", "framework"}:
         new_config = replace(new_config, fuses_norms=parsed_config.fuses_norms)
@@ -332,7 +331,7 @@ def _expand_to_groups(names: Iterable[str]) -> frozenset[str]:
 
 def _describes_config(values: Values, config: RunConfig) -> bool:
     try:
-        parsed_config = from_namespace(SimpleNamespace(**values))
+        parsed_config = from_namespace(values)
     except ConfigError:
         return False
     return (

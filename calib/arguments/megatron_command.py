@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from types import SimpleNamespace
 
 from ..errors import ConfigError
 from ..workload import MOST, Arguments, RunConfig, Values, shown
@@ -158,7 +157,7 @@ def _effective(values: Values, config: RunConfig) -> Values:
     for name in dict.fromkeys((*sorted(DERIVED & values.keys()), *of_layout)):
         rest = {other: value for other, value in values.items() if other != name}
         with suppress(ConfigError):
-            values = rest if from_namespace(SimpleNamespace(**rest)) == config else values
+            values = rest if from_namespace(rest) == config else values
     return values
 
 
@@ -184,7 +183,7 @@ def _described(
         words = ", ".join(f"{name} {shown(values[name])}" for name in names)
         raise ConfigError(f"{words}: a variable of the shell; write its value")
     try:
-        config = from_namespace(SimpleNamespace(**values))
+        config = from_namespace(values)
         config = as_given(config, _effective(values, config) if is_mapping else table.values)
     except ConfigError as err:
         if not unread or "is missing" not in str(err):

@@ -41,15 +41,15 @@ _OF_CADENCE = ("full_batch_size", "num_final_evals", "exit_interval")
 
 
 def from_namespace(args: object) -> RunConfig:
-    """Return the config of a run from Megatron's arguments (any object with their names).
+    """Return the config of a run from Megatron's arguments: a mapping, or any object with their
+    names.
 
     Arguments may be as given or as ``validate_args`` leaves them; ``world_size`` and
     ``ranks_per_node`` are the launcher's.  Settings that are not modelled (hybrid models, ...) are
     listed by name in ``unmodelled``.  Raise ``ConfigError`` if a size without a default is missing
     or the layout cannot run.
     """
-    args, pattern = with_pattern(args)
-    given = Arguments(args)
+    given, pattern = with_pattern(Arguments(args))
     layout = pipeline_layout(given)
     parallelism = _parallelism(given, layout, pattern)
     model = model_shape(given, parallelism.tp, pattern)
@@ -68,7 +68,7 @@ def from_namespace(args: object) -> RunConfig:
         parallelism=parallelism,
         batch=batch,
         cadence=_cadence(given, batch),
-        unmodelled=_unmodelled(args, given, layout),
+        unmodelled=_unmodelled(given, layout),
         **_of_run(given),
     )
     return on_stack(config, given.text("framework"))
@@ -217,8 +217,8 @@ def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) ->
     return steps + max(samples - done, 0) // global_batch_size
 
 
-def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
-    unmodelled_names = list(unmodelled_settings(args))
+def _unmodelled(given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
+    unmodelled_names = list(unmodelled_settings(given))
     if len(set(given.words("cp_comm_type"))) > 1:
         unmodelled_names.append("cp_comm_type")
     if len(set(fsdp_dtypes(given))) > 1:

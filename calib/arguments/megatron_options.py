@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..records import read_package_json
 from ..workload import (
     Argument,
+    Arguments,
     ArgumentValue,
     Batch,
     Cadence,
@@ -219,11 +220,11 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     return table
 
 
-def unmodelled_settings(args: object) -> tuple[str, ...]:
-    """Return names of unmodelled settings that are in use, from an argument namespace."""
-    words = {name: str(getattr(args, name, None)) for name in UNMODELLED_SETTINGS}
+def unmodelled_settings(given: Arguments) -> tuple[str, ...]:
+    """Return names of unmodelled settings that are in use."""
+    words = {name: str(given.get(name)) for name in UNMODELLED_SETTINGS}
     used = [name for name, word in words.items() if word not in (*_OFF, *UNMODELLED_SETTINGS[name])]
-    return (*used, *(name for name in SWITCHED_OFF if getattr(args, name, None) is False))
+    return (*used, *(name for name in SWITCHED_OFF if given.get(name) is False))
 
 
 def moves(name: str, quantity: str) -> bool:

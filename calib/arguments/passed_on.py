@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ..records import read_package_json
 from .megatron_command import split_launcher
-from .megatron_options import is_known
+from .megatron_options import LISTS, is_known
 from .option_words import Saying, owners, sayings
 
 MASK = "***"
@@ -21,7 +21,7 @@ MASK = "***"
 _NAMES = read_package_json(__package__, "kept_names.json")
 _KNOWN = frozenset((*_NAMES["trainer"], *_NAMES["launcher"], *_NAMES["batches"]))
 """Options of the trainer and of launchers, and usual batch options of custom loops."""
-_MANY = frozenset(_NAMES["many"])
+_MANY = LISTS.union(_NAMES["many"])
 """Options with more than one value."""
 _STARTERS = frozenset(_NAMES["starters"])
 _SCRIPTS = (".py", ".sh", ".sbatch")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from ..errors import ConfigError
@@ -25,16 +24,26 @@ _float: Callable[[Any], float] = float
 class Arguments:
     """Reader of a namespace or mapping by one or several names; ``None`` counts as not given."""
 
-    def __init__(self, args: object) -> None:
-        self._args = SimpleNamespace(**args) if isinstance(args, Mapping) else args
+    def __init__(self, args: object, over: Mapping[str, ArgumentValue] | None = None) -> None:
+        """``over``: values that stand over those of ``args``, None for an argument left out."""
+        self._args, self._over = args, over or {}
 
     def get(self, *names: str) -> object:
         """Return the first value that is given, else None."""
         for name in names:
-            value = getattr(self._args, name, None)
+            if name in self._over:
+                value = self._over[name]
+            elif isinstance(self._args, Mapping):
+                value = self._args.get(name)
+            else:
+                value = getattr(self._args, name, None)
             if value is not None:
                 return value
         return None
+
+    def put_over(self, values: Mapping[str, ArgumentValue]) -> Arguments:
+        """Return the arguments with these values over them."""
+        return Arguments(self._args, {**self._over, **values})
 
     def number(self, *names: str, default: int = 0) -> int:
         """Return a whole number; raise ``ConfigError`` with the option's name for another value."""
