@@ -114,7 +114,7 @@ def pattern_of(given: Arguments) -> HybridPattern | None:
     for name in refused:
         if given.is_on(name):
             raise ConfigError(
-                f"--{name.replace('_', '-')} is refused with --hybrid-layer-pattern; put | "
+                f"{option_of(name)} is refused with --hybrid-layer-pattern; put | "
                 f"between the layers of pipeline segments"
             )
     return pattern

@@ -19,6 +19,7 @@ from ..workload import (
     RankLoad,
     RunConfig,
     Values,
+    name_of,
     whole,
     write_layout,
 )
@@ -33,6 +34,7 @@ from .megatron_options import (
     SPELLED,
     SWITCHES,
     read_words,
+    target_of,
 )
 from .megatron_rules import misplaced, required_values
 from .megatron_settings import RECOMPUTE, SETTINGS, SPLIT
@@ -114,7 +116,9 @@ def rewrite_command(
     arguments = split_launcher(host_argv)[1]
     given = read_words(arguments).values
     kept = _kept_names(given, config, running)
-    stated = {_target(name): words[0] if words else True for name, words in options_of(arguments)}
+    stated = {
+        target_of(name)[0]: words[0] if words else True for name, words in options_of(arguments)
+    }
     if "use_torch_fsdp2" not in kept:
         stated.pop("use_torch_fsdp2", None)
     required = required_values(config, stated)
@@ -160,7 +164,7 @@ def _with_values(
     wanted = dict(as_options(needed))
     out: list[str] = []
     for said in sayings(host_argv):
-        if _target(said.option) not in replaced:
+        if target_of(said.option)[0] not in replaced:
             out += said.written
         elif said.option in wanted:
             out += said.with_words(wanted.pop(said.option))
@@ -267,8 +271,8 @@ def _parsed(argv: Sequence[str]) -> Values:
     """Return values by name in Megatron's namespace; ``--no-...`` is False."""
     given: Values = {}
     for option, words in options_of(expand(argv)):
-        target, constant = SPELLED.get(option[2:].replace("-", "_"), (_target(option), None))
-        negated = option[5:].replace("-", "_") if option.startswith("--no-") else ""
+        target, constant = target_of(option)
+        negated = name_of(option.removeprefix("--no-")) if option.startswith("--no-") else ""
         if option in (_GPUS, _REPLICAS):
             target = "world_size" if option == _GPUS else "data_parallel_size"
         if constant is not None or (target in SWITCHES and not words):
@@ -292,7 +296,7 @@ def _value(option: str, words: list[str], *, is_switch: bool) -> ArgumentValue:
         raise ConfigError(f"{option} is a switch and takes no {words[0]!r}; leave it out")
     if len(words) == 1:
         return words[0]
-    if _target(option) not in LISTS:
+    if target_of(option)[0] not in LISTS:
         raise ConfigError(f"{option} has {len(words)} values {words}; give one")
     return words
 
@@ -395,8 +399,3 @@ def _counted(base_experts: Experts, experts: Experts) -> tuple[RankLoad, ...]:
     names = ("num_experts", "top_k", "capacity_factor", "is_balance_forced")
     is_same = all(getattr(base_experts, name) == getattr(experts, name) for name in names)
     return base_experts.measured if is_same else ()
-
-
-def _target(option: str) -> str:
-    name = option[2:].replace("-", "_")
-    return SPELLED.get(name, (name, None))[0]

@@ -22,6 +22,7 @@ from ..workload import (
     RunConfig,
     arguments_of,
     is_true,
+    name_of,
     shown,
 )
 from .megatron_model import OF_MODEL
@@ -129,6 +130,16 @@ _ENVIRONMENT = re.compile(r"env(ironment)?(s|_?var(iable)?s?)?", re.IGNORECASE)
 """Names of a file's section of variables, such as ``ENV_VARS`` of Megatron's functional tests."""
 
 
+def target_of(option: str) -> tuple[str, ArgumentValue]:
+    """Return the argument that an option sets, and its value if the option alone sets that.
+
+    >>> target_of("--disable-bias-linear"), target_of("--num-layers")
+    (('add_bias_linear', False), ('num_layers', None))
+    """
+    name = name_of(option)
+    return SPELLED.get(name, (name, None))
+
+
 @dataclass(slots=True, kw_only=True)
 class ArgumentTable:
     """Arguments by name in the namespace, unknown ones in order, and variables of the launch."""
@@ -139,8 +150,7 @@ class ArgumentTable:
 
     def put(self, written: str, value: object) -> None:
         """Add one argument as written; ``value`` is True for a switch."""
-        name = written.lstrip("-").replace("-", "_")
-        target, constant = SPELLED.get(name, (name, None))
+        target, constant = target_of(written)
         if constant is not None:
             if is_true(value):
                 self.values[target] = constant
@@ -148,7 +158,7 @@ class ArgumentTable:
             if target in LISTS and isinstance(value, str):
                 value = _BRACKETS.sub(" ", value).split()
             self.values[target] = value
-        elif not _is_harmless(name):
+        elif not _is_harmless(name_of(written)):
             self.unknown.append(written)
 
 
@@ -157,8 +167,7 @@ def read_words(argv: Sequence[str]) -> ArgumentTable:
     do expansions after a switch or a value, which may hold further options."""
     table = ArgumentTable()
     for option, words in options_of(argv):
-        name = option[2:].replace("-", "_")
-        target, constant = SPELLED.get(name, (name, None))
+        target, constant = target_of(option)
         first = 0 if not option or constant is not None or target in SWITCHES else 1
         stray = [word for word in words[first:] if not option or is_expansion(word)]
         table.unknown += stray
@@ -192,7 +201,7 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     seen: dict[str, object] = {}
     for section in sections:
         for written, value in section.items():
-            key, name = str(written), str(written).lstrip("-").replace("-", "_")
+            key, name = str(written), name_of(str(written))
             if isinstance(value, Mapping) and name not in ASIDE:
                 if _ENVIRONMENT.fullmatch(key):
                     table.variables |= {str(n): str(v) for n, v in value.items() if v is not None}

@@ -28,6 +28,7 @@ from ..workload import (
     Values,
     decode,
     is_true,
+    option_of,
     parse_layout,
     split_layers,
     virtual_stages,
@@ -508,7 +509,7 @@ def _nbytes(given: Arguments, name: str) -> int:
     word = given.text(name, default="fp32").rpartition(".")[2].lower()
     if word not in _DTYPE_NBYTES:
         raise ConfigError(
-            f"--{name.replace('_', '-')} {word!r} is not known; choose from fp32, bf16, fp16, fp8"
+            f"{option_of(name)} {word!r} is not known; choose from fp32, bf16, fp16, fp8"
         )
     return _DTYPE_NBYTES[word]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..workload import RunConfig, Values, written_fields
+from ..workload import RunConfig, Values, option_of, written_fields
 from .megatron_model import OF_MODEL
 from .megatron_options import ARGUMENTS, GROUPS, OPTIONS, SWITCHES
 from .megatron_settings import OF_RUN, OF_STATE, OF_WORK, SHARDING, is_fsdp2
@@ -69,11 +69,13 @@ def as_options(values: Values) -> Iterator[tuple[str, list[str]]]:
     """Yield each value as its option and the words after it; a switch has none."""
     for target, value in values.items():
         name, constant = OPTIONS.get(target, (target, None))
-        option = "--" + name.replace("_", "-")
         if constant is not None or value is True:
-            yield option, []
+            yield option_of(name), []
         else:
-            yield option, [str(v) for v in value] if isinstance(value, list) else [str(value)]
+            yield (
+                option_of(name),
+                [str(v) for v in value] if isinstance(value, list) else [str(value)],
+            )
 
 
 def as_given(config: RunConfig, values: Values) -> RunConfig:

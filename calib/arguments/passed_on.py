@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ..records import read_package_json
+from ..workload import name_of
 from .megatron_command import split_launcher
 from .megatron_options import LISTS, is_known
 from .option_words import Saying, owners, sayings
@@ -101,7 +102,7 @@ def is_secret_name(name: str) -> bool:
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "--api-key", "tokenizer_type", "lr")]
     [True, True, False, False]
     """
-    plain = name.lower().lstrip("-+").replace("-", "_")
+    plain = name_of(name.lower().lstrip("-+"))
     if is_known(plain) or plain in _KNOWN:
         return False
     return _HAS_SECRET_NAME.search(re.sub(r"[_.]", "", plain)) is not None
@@ -157,7 +158,7 @@ def _masked_word(word: str) -> str:
 def _is_public_option(option: str) -> bool:
     if not option.startswith("--"):
         return False
-    name = option[2:].replace("-", "_")
+    name = name_of(option)
     if name.partition("_")[0] in ("calibrate", "forerun"):
         return not is_secret_name(name)
     # Dotted paths (``--training.local_batch_size``) are recognized by their last part.
@@ -166,4 +167,4 @@ def _is_public_option(option: str) -> bool:
 
 
 def _num_words(option: str) -> int:
-    return 1_000_000 if option[2:].replace("-", "_") in _MANY else 1
+    return 1_000_000 if name_of(option) in _MANY else 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..workload import RunConfig, Values
+from ..workload import RunConfig, Values, name_of
 from .megatron_options import GROUPS
 from .megatron_rules import required_values
 from .megatron_settings import SETTINGS
@@ -38,7 +38,7 @@ def options_in(names: Collection[str]) -> frozenset[str]:
     return frozenset(
         option
         for option, name in LAYOUT_OPTIONS.items()
-        if name in names or option[2:].replace("-", "_") in names
+        if name in names or name_of(option) in names
     )
 
 

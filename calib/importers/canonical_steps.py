@@ -224,7 +224,6 @@ def _config(
     given: Mapping[str, Any], canonical_cells: Mapping[str, str], traits: frozenset[Trait]
 ) -> RunConfig:
     """Return the run's config from Megatron's arguments and our own columns."""
-    # A mapping would not report the options that are left out.
     config = from_namespace(given)
     layout = with_split_columns(
         replace(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         QuickEnum,
         Values,
         is_true,
+        name_of,
         option_of,
         shown,
         whole,

@@ -51,37 +51,25 @@ class Argument:
 
 
 def switch(
-    name: str,
-    *others: str,
-    default: bool = False,
-    unsaid: bool | None = None,
-    option: str = "",
-    is_reversed: bool = False,
-    is_of_layout: bool = False,
+    name: str, *others: str, default: bool = False, unsaid: bool | None = None, **details: Any
 ) -> Any:
     """Return a dataclass field that is a switch (``docs/extending/megatron_argument.md``).
 
     ``unsaid``: the field's value without the argument, if that is not ``default``.  Any of several
-    names turns it on.
+    names turns it on.  ``details``: of ``Argument``.
     """
     usual = default if unsaid is None else unsaid
+    is_reversed = details.get("is_reversed", False)
     is_usually_on = usual is not is_reversed
+    if is_usually_on:
+        details.setdefault("option", f"no_{name}")
 
     def read(given: Arguments) -> bool:
         is_on = any(given.is_on(one, default=is_usually_on) for one in (name, *others))
         return is_on is not is_reversed
 
-    argument = Argument(
-        name=name,
-        read=read,
-        unsaid=usual,
-        others=others,
-        option=option or (f"no_{name}" if is_usually_on else ""),
-        is_switch=True,
-        is_reversed=is_reversed,
-        is_of_layout=is_of_layout,
-    )
-    return _field(argument, default)
+    details |= {"unsaid": usual, "others": others, "is_switch": True}
+    return _declared(Argument(name=name, read=read, **details), default)
 
 
 def number(
@@ -89,8 +77,8 @@ def number(
     *others: str,
     default: Any = MISSING,
     unsaid: Any = MISSING,
-    option: str = "",
     is_stated: bool = False,
+    option: str = "",
 ) -> Any:
     """Return a dataclass field that is a whole number; without ``default`` and ``unsaid`` its
     argument is required.
@@ -99,27 +87,22 @@ def number(
     the argument is written even at that value.
     """
     usual = default if unsaid is MISSING else unsaid
+    is_required = usual is MISSING
 
     def read(given: Arguments) -> int:
-        if usual is not MISSING:
-            return given.number(name, *others, default=usual)
-        is_given = given.get(name, *others) is not None
-        return given.number(name, *others) if is_given else given.required(name)
+        if is_required and given.get(name, *others) is None:
+            return given.required(name)
+        return given.number(name, *others, default=usual)
 
-    is_always = is_stated or usual is MISSING
-    argument = Argument(
-        name=name, read=read, unsaid=None if is_always else usual, others=others, option=option
-    )
-    return _field(argument, default)
+    unsaid = None if is_stated or is_required else usual
+    argument = Argument(name=name, read=read, unsaid=unsaid, others=others, option=option)
+    return _declared(argument, default)
 
 
 def real(name: str, *, is_stated: bool = False) -> Any:
     """Return a dataclass field that is a number, 0 if its argument is not given."""
-
-    def read(given: Arguments) -> float:
-        return given.real(name)
-
-    return _field(Argument(name=name, read=read, unsaid=None if is_stated else 0.0), 0.0)
+    unsaid = None if is_stated else 0.0
+    return _declared(Argument(name=name, read=lambda given: given.real(name), unsaid=unsaid), 0.0)
 
 
 def words(
@@ -133,26 +116,19 @@ def words(
 
     ``spelled``: further words; ``unknown``: the value for any other word, which is else refused.
     """
-    others = spelled or {}
+    members = {**{member.value: member for member in type(default)}, **(spelled or {})}
 
     def read(given: Arguments) -> Enum:
         # An enum of Megatron's own is a word such as ``AttnBackend.flash`` in a dump.
         word = given.text(name, default=default.value).rpartition(".")[2]
-        if word in others:
-            return others[word]
-        is_known = any(word == member.value for member in type(default))
-        return decode(type(default), word) if is_known or unknown is None else unknown
+        return members.get(word, unknown) or decode(type(default), word)
 
-    return _field(Argument(name=name, read=read), default)
+    return _declared(Argument(name=name, read=read), default)
 
 
-def _field(argument: Argument, default: Any) -> Any:
-    metadata = {"argument": argument}
-    return (
-        field(metadata=metadata)
-        if default is MISSING
-        else field(default=default, metadata=metadata)
-    )
+def _declared(argument: Argument, default: Any) -> Any:
+    details = {} if default is MISSING else {"default": default}
+    return field(metadata={"argument": argument}, **details)
 
 
 @lru_cache
@@ -170,13 +146,9 @@ def read_fields(kind: type, given: Arguments) -> dict[str, Any]:
 
 def written_fields(part: object, accepts: Callable[[Argument], bool] = bool) -> Values:
     """Return the values of an object's declared arguments that are not left out."""
-    values = (
-        (argument, getattr(part, name))
-        for name, argument in arguments_of(type(part)).items()
-        if accepts(argument)
-    )
     return {
         argument.name: argument.written(value)
-        for argument, value in values
-        if argument.unsaid is None or value != argument.unsaid
+        for name, argument in arguments_of(type(part)).items()
+        if accepts(argument)
+        and ((value := getattr(part, name)) != argument.unsaid or argument.unsaid is None)
     }

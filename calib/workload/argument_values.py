@@ -94,6 +94,15 @@ def option_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def name_of(option: str) -> str:
+    """Return the name in the namespace of a command-line option.
+
+    >>> name_of("--num-layers")
+    'num_layers'
+    """
+    return option.lstrip("-").replace("-", "_")
+
+
 def is_true(value: object) -> bool:
     """Return False for every spelling of false in YAML, JSON and shells, else True."""
     return str(value).lower() not in ("false", "0", "none", "")
