@@ -34,14 +34,11 @@ if TYPE_CHECKING:
     from .megatron_namespace import from_namespace
     from .megatron_options import (
         ASIDE,
-        DERIVED,
         LISTS,
         MODELLED,
         NAMES,
         SPELLED,
-        SWITCHED_OFF,
         UNMODELLED_FACTOR,
-        UNMODELLED_SETTINGS,
         ArgumentTable,
         is_known,
         moves,

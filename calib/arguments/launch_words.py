@@ -242,7 +242,8 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Annot
     """
     now = _Nodes(num_nodes=launch.num_nodes, ranks_per_node=launch.ranks_per_node)
     is_known = bool(launch.launcher) and now.num_nodes * now.ranks_per_node == running.num_ranks
-    launcher, kind = launch.launcher, _kind(launch.launcher)
+    launcher = launch.launcher
+    kind = ranks_of(launcher).launcher
     is_same = is_known and wanted.num_ranks == running.num_ranks
     is_unchanged = is_same and not _names_one_node(plain(launcher), now)
     if is_unchanged and not leaves_tasks_open(launcher):
@@ -256,8 +257,8 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Annot
                 ("how the run was started is not known; this command starts it with torchrun"),
             )
         kind, launcher_words = "torchrun", plain(("torchrun", "--standalone"))
-    if kind and not is_unchanged:
-        change = _accelerate if kind == "accelerate" else _torchrun
+    if kind in _CHANGES and not is_unchanged:
+        change = _CHANGES[kind]
         # Options after ``-m package`` would be read by that module.
         end = len(launcher_words) - 2 * _ends_in_module(launcher_words)
         launcher_words = (*change(launcher_words[:end], now, nodes), *launcher_words[end:])
@@ -269,16 +270,6 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Annot
     )
     is_right &= stated.num_nodes in (0, nodes.num_nodes)
     return AnnotatedWords(words=launcher_words, notes=notes, refused=refused * (not is_right))
-
-
-def _kind(launcher: Sequence[str]) -> str | None:
-    for word in launcher:
-        name = PurePath(word).name
-        if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
-            return "torchrun"
-        if name == "accelerate" or word.startswith("accelerate."):
-            return "accelerate"
-    return None
 
 
 def _words_of(launcher: Sequence[str]) -> tuple[Word, ...]:
@@ -329,64 +320,59 @@ def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:
 
 
 def _torchrun(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    launcher_phrases = set_option(
-        phrases(launcher_words), "--nproc-per-node", Word(text=str(nodes.ranks_per_node)), "-"
-    )
-    if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in launcher_phrases):
-        launcher_phrases = set_option(
-            launcher_phrases, "--nnodes", Word(text=str(nodes.num_nodes)), "-"
-        )
+    given = phrases(launcher_words)
+    names = {phrase.name for phrase in given}
+    wanted = {"--nproc-per-node": Word(text=str(nodes.ranks_per_node))}
+    if nodes.num_nodes > 1 or "--nnodes" in names:
+        wanted["--nnodes"] = Word(text=str(nodes.num_nodes))
     if nodes.num_nodes == 1:
-        return join_phrases(_without_rendezvous(launcher_phrases, MEETING, now))
-    launcher_phrases = [one for one in launcher_phrases if one.name not in _ONE_NODE]
-    address = _value(launcher_phrases, "--rdzv-endpoint") or _value(
-        launcher_phrases, "--master-addr"
-    )
+        return _changed(given, MEETING if now.num_nodes > 1 else frozenset(), wanted, "-")
+    address = _value(given, "--rdzv-endpoint") or _value(given, "--master-addr")
     # One command for all nodes, which therefore can name none of them.
     is_by_slurm = any(PurePath(word.text).name == "srun" for word in launcher_words)
-    is_by_rank = is_by_slurm and any(one.name == "--node-rank" for one in launcher_phrases)
+    is_by_rank = is_by_slurm and "--node-rank" in names
     if not address or address.partition(":")[0] in _HERE or is_by_rank:
-        launcher_phrases = [one for one in launcher_phrases if one.name not in MEETING]
-        name = Word(text=MASK, blank=_JOB) if is_by_slurm else Word(text="forerun")
-        head = Word(text=f"{MASK}:{_PORT}", blank=_HEAD if is_by_slurm else _ADDRESS)
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-backend", Word(text="c10d"), "-")
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-id", name, "-")
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-endpoint", head, "-")
-    elif any(one.name == "--node-rank" for one in launcher_phrases):
-        node = Word(text=MASK, blank=_RANK)
-        launcher_phrases = set_option(launcher_phrases, "--node-rank", node, "-")
-    return join_phrases(launcher_phrases)
+        head = _HEAD if is_by_slurm else _ADDRESS
+        wanted |= {
+            "--rdzv-backend": Word(text="c10d"),
+            "--rdzv-id": Word(text=MASK, blank=_JOB) if is_by_slurm else Word(text="forerun"),
+            "--rdzv-endpoint": Word(text=f"{MASK}:{_PORT}", blank=head),
+        }
+        return _changed(given, _ONE_NODE | MEETING, wanted, "-")
+    if "--node-rank" in names:
+        wanted["--node-rank"] = Word(text=MASK, blank=_RANK)
+    return _changed(given, _ONE_NODE, wanted, "-")
 
 
 def _accelerate(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    num_ranks = nodes.num_nodes * nodes.ranks_per_node
-    launcher_phrases = set_option(
-        phrases(launcher_words), "--num-processes", Word(text=str(num_ranks)), "_"
-    )
-    launcher_phrases = set_option(
-        launcher_phrases, "--num-machines", Word(text=str(nodes.num_nodes)), "_"
-    )
+    given = phrases(launcher_words)
+    wanted = {
+        "--num-processes": Word(text=str(nodes.num_nodes * nodes.ranks_per_node)),
+        "--num-machines": Word(text=str(nodes.num_nodes)),
+    }
     if nodes.num_nodes == 1:
-        return join_phrases(_without_rendezvous(launcher_phrases, _ACCELERATE, now))
-    if _value(launcher_phrases, "--main-process-ip") in ("", *_HERE):
-        launcher_phrases = set_option(
-            launcher_phrases, "--main-process-ip", Word(text=MASK, blank=_ADDRESS), "_"
-        )
-    if not _value(launcher_phrases, "--main-process-port"):
-        launcher_phrases = set_option(
-            launcher_phrases, "--main-process-port", Word(text=str(_PORT)), "_"
-        )
-    return join_phrases(
-        set_option(launcher_phrases, "--machine-rank", Word(text=MASK, blank=_RANK), "_")
-    )
+        return _changed(given, _ACCELERATE if now.num_nodes > 1 else frozenset(), wanted, "_")
+    if _value(given, "--main-process-ip") in ("", *_HERE):
+        wanted["--main-process-ip"] = Word(text=MASK, blank=_ADDRESS)
+    if not _value(given, "--main-process-port"):
+        wanted["--main-process-port"] = Word(text=str(_PORT))
+    wanted["--machine-rank"] = Word(text=MASK, blank=_RANK)
+    return _changed(given, frozenset(), wanted, "_")
 
 
-def _without_rendezvous(
-    launcher_phrases: Sequence[Phrase], meeting: frozenset[str], now: _Nodes
-) -> list[Phrase]:
-    """Drop rendezvous options of several nodes; keep those of one, such as the user's port."""
-    return [one for one in launcher_phrases if now.num_nodes == 1 or one.name not in meeting]
+def _changed(
+    given: Sequence[Phrase], dropped: frozenset[str], wanted: Mapping[str, Word], dash: str
+) -> tuple[Word, ...]:
+    """Return a launcher's words without the dropped options, and with the wanted ones."""
+    out = [phrase for phrase in given if phrase.name not in dropped]
+    for name, value in wanted.items():
+        out = set_option(out, name, value, dash)
+    return join_phrases(out)
 
 
 def _value(launcher_phrases: Sequence[Phrase], name: str) -> str:
     return next((phrase.value for phrase in launcher_phrases if phrase.name == name), "")
+
+
+_CHANGES = {"torchrun": _torchrun, "accelerate": _accelerate}
+"""Functions that set a launcher's nodes and ranks, by its name."""

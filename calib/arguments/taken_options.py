@@ -60,7 +60,7 @@ def unsupported_options_reason(config: RunConfig, running: RunConfig) -> str:
     """
     if not running.absent:
         return ""
-    there, here = _stated_values(config), _stated_values(running)
+    there, here = _said_values(config), _said_values(running)
     differing = {
         name: there.get(name, here.get(name))
         for name in there.keys() | here.keys()
@@ -78,5 +78,5 @@ def unsupported_options_reason(config: RunConfig, running: RunConfig) -> str:
     return ""
 
 
-def _stated_values(config: RunConfig) -> Values:
+def _said_values(config: RunConfig) -> Values:
     return {**layout_values(config), **required_values(config, {})}

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         EXPERTS_SYMBOL,
         MLP_SYMBOL,
         MOST,
-        OPAQUE_SYMBOLS,
         AttentionWindow,
         Dispatcher,
         Experts,
@@ -85,7 +84,6 @@ if TYPE_CHECKING:
     )
     from .ranks import group, group_call, num_nodes, position
     from .recording import (
-        FILES_NBYTES,
         MESSAGE_NBYTES,
         PACKED_NBYTES,
         SMALL_WORLD,
