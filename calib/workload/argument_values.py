@@ -24,26 +24,23 @@ _float: Callable[[Any], float] = float
 class Arguments:
     """Reader of a namespace or mapping by one or several names; ``None`` counts as not given."""
 
-    def __init__(self, args: object, over: Mapping[str, ArgumentValue] | None = None) -> None:
-        """``over``: values that stand over those of ``args``, None for an argument left out."""
-        self._args, self._over = args, over or {}
+    def __init__(self, args: object) -> None:
+        is_mapping = isinstance(args, Mapping)
+        self._of: Callable[[str], Any] = args.get if is_mapping else _attributes(args)
 
     def get(self, *names: str) -> object:
         """Return the first value that is given, else None."""
         for name in names:
-            if name in self._over:
-                value = self._over[name]
-            elif isinstance(self._args, Mapping):
-                value = self._args.get(name)
-            else:
-                value = getattr(self._args, name, None)
+            value = self._of(name)
             if value is not None:
                 return value
         return None
 
     def put_over(self, values: Mapping[str, ArgumentValue]) -> Arguments:
-        """Return the arguments with these values over them."""
-        return Arguments(self._args, {**self._over, **values})
+        """Return the arguments with these values over them; None leaves one out."""
+        below, over = self._of, Arguments({})
+        over._of = lambda name: values[name] if name in values else below(name)
+        return over
 
     def number(self, *names: str, default: int = 0) -> int:
         """Return a whole number; raise ``ConfigError`` with the option's name for another value."""
@@ -87,6 +84,10 @@ class Arguments:
         if value is None:
             return ()
         return tuple(str(v) for v in value) if isinstance(value, list | tuple) else (str(value),)
+
+
+def _attributes(args: object) -> Callable[[str], Any]:
+    return lambda name: getattr(args, name, None)
 
 
 def option_of(name: str) -> str:
