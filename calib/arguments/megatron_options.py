@@ -35,8 +35,9 @@ whose parsers were read.
 
 ``harmless`` ones do not affect time (paths, learning rates, logging), or only choose among kernels
 of one operator (fusions, dropout), which a run's samples reflect anyway, or qualify an argument
-that is listed itself (mamba_*, rl_*, fsdp_*).  ``harmless_when_validated`` exist only in the
-namespace: switches with another spelling on the command line, or arguments added by validation.
+that is listed itself (mamba_*, rl_*, fsdp_*); so do their negations (no_*, disable_*).
+``harmless_when_validated`` exist only in the namespace: switches with another spelling on the
+command line, or arguments added by validation.
 """
 _PARTS = (ModelShape, Experts, LatentAttention, Parallelism, Batch, Cadence, RunConfig)
 ARGUMENTS: Mapping[str, Argument] = {
@@ -104,7 +105,7 @@ SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
 }
 """Options with another name in the namespace: that name, and the value that a switch sets."""
 UNMODELLED_SETTINGS: Mapping[str, Sequence[str]] = {
-    **{name: () for name in NAMES["left_out"] if name not in MODELLED},
+    **{n: () for n in (*NAMES["left_out"], *NAMES["left_out_aside"]) if n not in MODELLED},
     **NAMES["left_out_unless"],
 }
 """Unmodelled settings that affect time or memory, with the values besides ``_OFF`` that disable
@@ -114,12 +115,13 @@ MOVES_ALONE = {quantity: frozenset(names) for quantity, names in NAMES["moves_al
 other one may move both."""
 UNMODELLED_FACTOR = 2.0
 """Assumed factor by which an unmodelled option may change a step, unless a better one is known."""
-ASIDE = frozenset(NAMES["aside"])
+ASIDE = frozenset((*NAMES["aside"], *NAMES["left_out_aside"]))
 """Unmodelled settings that are reported and widen the interval by their measured error, but do not
 prevent an estimate: those for logging or work between steps, and deterministic mode, in which most
 public steps of Megatron's own CI ran.  Also keys of trainers' files that are no training options,
 such as scheduling, logging and checkpoints."""
-HARMLESS = frozenset(NAMES["harmless"]) - MODELLED - SPELLED.keys()
+HARMLESS = frozenset(NAMES["harmless"])
+_NEGATION = re.compile("^(no|disable)_")
 _HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
 # Values that disable a setting, as a shell, YAML or Python writes them.
 _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
@@ -251,7 +253,6 @@ def is_known(name: str) -> bool:
 
 
 def _is_harmless(name: str) -> bool:
-    names = (name, f"no_{name}", f"disable_{name}")
     if name.partition("_")[0] in ("calibrate", "forerun"):  # ours
         return True
-    return name in _HARMLESS_WHEN_VALIDATED or any(n in HARMLESS for n in names)
+    return name in _HARMLESS_WHEN_VALIDATED or _NEGATION.sub("", name) in HARMLESS

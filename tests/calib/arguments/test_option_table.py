@@ -27,7 +27,7 @@ LINE = (
 )
 
 VARIABLES = NAMES["variables"]
-OPEN = ("left_out", "left_out_unless", "switched_off")
+OPEN = ("left_out", "left_out_aside", "left_out_unless", "switched_off")
 
 
 def test_a_name_is_in_one_list_alone() -> None:
