@@ -222,9 +222,9 @@ class RunConfig(Encoded):
     is_softmax_wide: bool = switch(
         "attention_softmax_in_fp32", "apply_query_key_layer_scaling", default=True, unsaid=False
     )
-    """Without that kernel softmax runs in fp32 (``--attention-softmax-in-fp32``)."""
+    """Without that kernel softmax runs in fp32."""
     is_loss_fused: bool = switch("cross_entropy_loss_fusion", is_of_layout=True)
-    """Cross-entropy is one kernel (``--cross-entropy-loss-fusion``)."""
+    """Cross-entropy is one kernel."""
     keeps_fp32_logits: bool = True
     """The loss works on an fp32 copy of the logits; Transformer Engine's works in place."""
     fuses_head: bool = False

@@ -112,17 +112,14 @@ class Experts:
     measured: tuple[RankLoad, ...] = ()
     """Measured imbalance, by the number of ranks."""
     is_balance_forced: bool = switch("moe_router_force_load_balancing")
-    """The router's choice is replaced by an even one, as in benchmarks
-    (``--moe-router-force-load-balancing``)."""
+    """The router's choice is replaced by an even one, as in benchmarks."""
     overlaps_exchange: bool = switch("overlap_moe_expert_parallel_comm")
-    """The exchange overlaps the passes of another micro-batch
-    (``--overlap-moe-expert-parallel-comm``)."""
+    """The exchange overlaps the passes of another micro-batch."""
     delays_weight_gradients: bool = switch("delay_wgrad_compute")
-    """Weight gradients are delayed so that they overlap the exchange too
-    (``--delay-wgrad-compute``)."""
+    """Weight gradients are delayed so that they overlap the exchange too."""
     rank_capacity_factor: float = real("moe_expert_rank_capacity_factor")
     """Capacity of a rank's buffers in rows, over even routing, so that the host need not wait for
-    counts (``--moe-expert-rank-capacity-factor``); 0 if buffers are as large as needed."""
+    counts; 0 if buffers are as large as needed."""
     stash_factor: float = 0.0
     """Capacity of the pages of all layers together in rows, over even routing
     (``--moe-paged-stash``): activations saved for the backward phase are copied there from the

@@ -83,7 +83,7 @@ class Parallelism:
     context_inner: int = 1
     """Neighbours in cp that exchange heads all-to-all under ``HIERARCHICAL``."""
     is_pipeline_before_data: bool = switch("use_tp_pp_dp_mapping")
-    """Rank order is tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
+    """Rank order is tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp."""
     num_optimizer_instances: int = number("num_distributed_optimizer_instances", default=1)
     """Copies of the distributed optimizer's state over dp; under hybrid sharding (HSDP), copies of
     all sharded state."""
@@ -105,8 +105,7 @@ class Parallelism:
     overlaps_param_gather: bool = switch("overlap_param_gather")
     """Weight gathers overlap the forward passes."""
     gathers_beside_update: bool = switch("overlap_param_gather_with_optimizer_step")
-    """The weight gather of the first chunk overlaps the update of the others
-    (``--overlap-param-gather-with-optimizer-step``)."""
+    """The weight gather of the first chunk overlaps the update of the others."""
     overlaps_p2p: bool = switch(
         "overlap_p2p_comm", default=True, option="no_overlap_p2p_communication"
     )
@@ -114,13 +113,13 @@ class Parallelism:
     overlaps_p2p_ends: bool = switch(
         "overlap_p2p_comm_warmup_flush", option="overlap_p2p_communication_warmup_flush"
     )
-    """Sends in warm-up and cool-down overlap too (``--overlap-p2p-communication-warmup-flush``)."""
+    """Sends in warm-up and cool-down overlap too."""
     overlaps_tp: bool = switch("tp_comm_overlap")
-    """Gathers and scatters of tp run inside their products (``--tp-comm-overlap``)."""
+    """Gathers and scatters of tp run inside their products."""
     bucket_numel: int = number("ddp_bucket_size", default=0)
     """Elements at which a gradient bucket closes; 0 means Megatron's rule."""
     pads_buckets: bool = switch("ddp_pad_buckets_for_high_nccl_busbw")
-    """Buckets end on 2**16 elements (``--ddp-pad-buckets-for-high-nccl-busbw``)."""
+    """Buckets end on 2**16 elements."""
     ranks_per_node: int = 0
     """Ranks that share a node; 0 means unknown, and every group counts as one node."""
 
