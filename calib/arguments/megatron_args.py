@@ -37,7 +37,7 @@ from .megatron_options import (
     target_of,
 )
 from .megatron_rules import misplaced, required_values
-from .megatron_settings import RECOMPUTE, SETTINGS, SPLIT
+from .megatron_settings import RECOMPUTE, SPLIT
 from .megatron_values import as_given, as_options, layout_values, model_values
 from .option_words import option_words, options_of, sayings
 from .short_names import LAYOUT_NAMES, expand
@@ -49,7 +49,7 @@ _PADDED = frozenset({"padded_vocab_size"})
 """Arguments that follow from the vocabulary and tp, and have no option."""
 _SPLIT = SPLIT.names
 _LAYOUT = frozenset().union(*GROUPS)
-_TOGETHER = [setting.names for setting in SETTINGS]
+_TOGETHER = [group for group in GROUPS if len(group) > 1]
 _ALONE = _LAYOUT.difference(*_TOGETHER)
 _ONE_BATCH = Batch(micro_batch_size=1, global_batch_size=1)
 _NOT_TAKEN = ["allgather"]

@@ -86,6 +86,8 @@ def _of_run(given: Arguments) -> dict[str, Any]:
     }
     if is_local:
         fields["attention"] = Attention.UNFUSED
+    if given.number("pipeline_model_parallel_size", default=1) == 1:
+        fields["defers_head_gradients"], fields["head_deferral_limit"] = False, 0
     for setting in SETTINGS:
         fields |= setting.read(given, fields) if setting.part is RunConfig else {}
     return fields

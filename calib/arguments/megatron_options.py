@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,16 +49,17 @@ EXPERT_SWITCHES: Mapping[str, str] = {
 }
 """Expert switches that are off by default, by field of ``Experts``."""
 _SETTINGS = (*SETTINGS, OF_MODEL, OF_RUN)
-SWITCHES = frozenset(
-    (
-        *(name for name, argument in ARGUMENTS.items() if argument.is_switch),
-        *(name for setting in _SETTINGS for name in setting.switches),
-    )
+_BEHIND = frozenset(one.behind for one in ARGUMENTS.values() if one.behind)
+SWITCHES = _BEHIND.union(
+    (name for name, argument in ARGUMENTS.items() if argument.is_switch),
+    *(setting.switches for setting in _SETTINGS),
 )
 """Modelled arguments without a value."""
-LISTS = frozenset(name for setting in _SETTINGS for name in setting.lists)
+LISTS = frozenset(name for name, argument in ARGUMENTS.items() if argument.is_list).union(
+    *(setting.lists for setting in _SETTINGS)
+)
 """Arguments that take several words."""
-MODELLED = frozenset(ARGUMENTS).union(*(setting.names for setting in _SETTINGS))
+MODELLED = _BEHIND.union(ARGUMENTS, *(setting.names for setting in _SETTINGS))
 """Arguments that ``from_namespace`` reads, by name in Megatron's namespace."""
 DERIVED = (
     frozenset(name for argument in ARGUMENTS.values() for name in argument.others).union(
@@ -67,17 +68,18 @@ DERIVED = (
     - MODELLED
 )
 """Further names that it reads: of validated arguments, ``TransformerConfig`` or a launcher."""
-_OF_LAYOUT = {
-    *(one.name for part in (Parallelism, Batch) for one in arguments_of(part).values()),
-    *(one.name for one in ARGUMENTS.values() if one.is_of_layout),
-}
-GROUPS = (
-    *(setting.names for setting in SETTINGS),
-    *(
-        frozenset((name,))
-        for name in sorted(_OF_LAYOUT.difference(*(setting.names for setting in SETTINGS)))
-    ),
-)
+
+
+def _groups() -> Iterator[frozenset[str]]:
+    yield from (setting.names for setting in SETTINGS)
+    of_layout = (*arguments_of(Parallelism).values(), *arguments_of(Batch).values())
+    of_layout += tuple(one for one in arguments_of(RunConfig).values() if one.is_of_layout)
+    alone = [one for one in of_layout if not any(one.name in s.names for s in SETTINGS)]
+    for key in sorted({one.behind or one.name for one in alone}):
+        yield frozenset((key, *(one.name for one in alone if one.behind == key)))
+
+
+GROUPS = tuple(_groups())
 """All arguments of a layout, in groups that are only meaningful together."""
 SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
 """Settings that are on by default, and unmodelled if off."""

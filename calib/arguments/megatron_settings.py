@@ -362,26 +362,6 @@ _GRAPHS = Setting(
 )
 
 
-def _offload(given: Arguments, fields: Fields) -> dict[str, Any]:
-    if not given.is_on("fine_grained_activation_offloading"):
-        return {}
-    words = (word for text in given.words("offload_modules") for word in text.split())
-    return {"offload_modules": tuple(words)}
-
-
-def _offload_values(config: RunConfig) -> Values:
-    modules = list(config.offload_modules)
-    return _said({"fine_grained_activation_offloading": bool(modules), "offload_modules": modules})
-
-
-_OFFLOAD = Setting(
-    read=_offload,
-    write=_offload_values,
-    switches=("fine_grained_activation_offloading",),
-    lists=("offload_modules",),
-)
-
-
 _STRATEGY = "data_parallel_sharding_strategy"
 _STRATEGIES = {
     "no_shard": Sharding.NONE,
@@ -446,29 +426,21 @@ SHARDING = Setting(
 )
 
 
-_OFFLOADS, _SHARE = "optimizer_cpu_offload", "optimizer_offload_fraction"
-_OVERLAPS_OFFLOAD, _IS_AWARE = "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer"
+_IS_AWARE = "use_precision_aware_optimizer"
 _STATE_DTYPES = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
 _DTYPE_NBYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
 _DTYPE_NBYTES |= {"fp8": 1, "uint8": 1}
 
 
 def _states(given: Arguments, fields: Fields) -> dict[str, Any]:
-    """Return the size of the optimizer's states, and the share of them on the host."""
-    states: dict[str, Any] = {}
-    if given.is_on(_OFFLOADS):
-        states["optimizer_offload_frac"] = (
-            given.real(_SHARE) if given.get(_SHARE) is not None else 1.0
-        )
-        states["overlaps_optimizer_offload"] = given.is_on(_OVERLAPS_OFFLOAD)
-    if given.is_on(_IS_AWARE):
-        weights, *moments = (_nbytes(given, name) for name in _STATE_DTYPES)
-        if weights == 4:
-            recipe = fields.get("fp8", Fp8Recipe.NONE)
-            is_offloaded = states.get("optimizer_offload_frac", 0.0) > 0
-            weights = _fp32_weight_nbytes(fields["precision"], recipe, is_offloaded=is_offloaded)
-        states["optimizer_state_nbytes"] = weights + sum(moments)
-    return states
+    """Return the size of the optimizer's states."""
+    if not given.is_on(_IS_AWARE):
+        return {}
+    weights, *moments = (_nbytes(given, name) for name in _STATE_DTYPES)
+    if weights == 4:
+        recipe, share = fields.get("fp8", Fp8Recipe.NONE), fields.get("optimizer_offload_frac", 0)
+        weights = _fp32_weight_nbytes(fields["precision"], recipe, is_offloaded=share > 0)
+    return {"optimizer_state_nbytes": weights + sum(moments)}
 
 
 def _fp32_weight_nbytes(precision: Precision, fp8: Fp8Recipe, *, is_offloaded: bool) -> int:
@@ -483,18 +455,13 @@ def _fp32_weight_nbytes(precision: Precision, fp8: Fp8Recipe, *, is_offloaded: b
 
 
 def _state_values(config: RunConfig) -> Values:
-    is_offloaded = config.optimizer_offload_frac > 0
-    values: Values = {}
-    if is_offloaded:
-        overlaps = config.overlaps_optimizer_offload
-        values = {_OFFLOADS: True, _SHARE: config.optimizer_offload_frac}
-        values |= _said({_OVERLAPS_OFFLOAD: overlaps})
     if not config.optimizer_state_nbytes:
-        return values
+        return {}
     # Several pairs may give the sum; take the widest first moment, as the order has no cost.
+    is_offloaded = config.optimizer_offload_frac > 0
     weights = _fp32_weight_nbytes(config.precision, config.fp8, is_offloaded=is_offloaded)
     moments = _moments(config.optimizer_state_nbytes - weights)
-    return values | {_IS_AWARE: True, **dict(zip(_STATE_DTYPES[1:], moments, strict=True))}
+    return {_IS_AWARE: True, **dict(zip(_STATE_DTYPES[1:], moments, strict=True))}
 
 
 def _moments(nbytes: int) -> tuple[str, str]:
@@ -517,9 +484,13 @@ def _nbytes(given: Arguments, name: str) -> int:
 _STATES = Setting(
     read=_states,
     write=_state_values,
-    switches=(_OFFLOADS, _OVERLAPS_OFFLOAD, _IS_AWARE),
-    values=(_SHARE, *_STATE_DTYPES),
+    switches=(_IS_AWARE,),
+    values=_STATE_DTYPES,
     aliases=("main_params_dtype",),
+    beside=(
+        *("optimizer_cpu_offload", "optimizer_offload_fraction"),
+        "overlap_cpu_optimizer_d2h_h2d",
+    ),
 )
 
 
@@ -603,31 +574,9 @@ _GRADIENTS = Setting(
 )
 
 
-def _deferral(given: Arguments, fields: Fields) -> dict[str, Any]:
-    num_stages = given.number("pipeline_model_parallel_size", default=1)
-    if num_stages <= 1 or not given.is_on("defer_embedding_wgrad_compute"):
-        return {}
-    limit = given.number("wgrad_deferral_limit")
-    return {"defers_head_gradients": True, "head_deferral_limit": limit}
-
-
-def _deferral_values(config: RunConfig) -> Values:
-    if not config.defers_head_gradients or config.parallelism.pp == 1:
-        return {}
-    limit = config.head_deferral_limit
-    return _said({"defer_embedding_wgrad_compute": True, "wgrad_deferral_limit": limit})
-
-
-_DEFERRAL = Setting(
-    read=_deferral,
-    write=_deferral_values,
-    switches=("defer_embedding_wgrad_compute",),
-    values=("wgrad_deferral_limit",),
-)
-
-OF_WORK = (_CONTEXT, SPLIT, RECOMPUTE, _NARROW, _GRAPHS, _OFFLOAD)
+OF_WORK = (_CONTEXT, SPLIT, RECOMPUTE, _NARROW, _GRAPHS)
 """Settings of what a rank computes."""
-OF_STATE = (SHARDING, _STATES, _LOSS, _GRADIENTS, _DEFERRAL)
+OF_STATE = (SHARDING, _STATES, _LOSS, _GRADIENTS)
 """Settings of gradients and of the optimizer."""
 SETTINGS = (*OF_WORK, *OF_STATE)
 

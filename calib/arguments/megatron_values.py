@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..workload import RunConfig, Values, option_of, written_fields
 from .megatron_model import OF_MODEL
-from .megatron_options import ARGUMENTS, GROUPS, OPTIONS, SWITCHES
+from .megatron_options import GROUPS, OPTIONS, SWITCHES
 from .megatron_settings import OF_RUN, OF_STATE, OF_WORK, SHARDING, is_fsdp2
 from .option_words import option_words
 
@@ -22,7 +22,7 @@ _SIZES = frozenset(
 def layout_values(config: RunConfig) -> Values:
     """Return a layout's values, by name in the namespace; defaults are omitted, except sizes."""
     declared = _of_layout(config)
-    values = {name: value for name, value in declared.items() if not ARGUMENTS[name].is_switch}
+    values = {name: value for name, value in declared.items() if name not in SWITCHES}
     for setting in OF_WORK:
         values |= setting.write(config)
     values |= declared
@@ -50,6 +50,10 @@ def _without_effect(config: RunConfig) -> frozenset[str]:
         names.add("overlap_p2p_comm")
     if par.vp == 1 or not par.overlaps_param_gather:
         names.add("overlap_param_gather_with_optimizer_step")
+    if par.pp == 1:
+        names |= {"defer_embedding_wgrad_compute", "wgrad_deferral_limit"}
+    if not config.optimizer_offload_frac:
+        names |= {"optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d"}
     if is_fsdp2(config):
         names.update(SHARDING.beside)
     return frozenset(names)

@@ -35,6 +35,9 @@ class Argument:
     is_switch: bool = False
     is_reversed: bool = False
     """The switch is on where the field is False."""
+    is_list: bool = False
+    behind: str = ""
+    """Switch without which it has no effect; empty if it has one alone."""
     is_of_layout: bool = False
     """Layouts of one model may differ in it."""
 
@@ -47,6 +50,8 @@ class Argument:
         """Return the argument's value for one of the field."""
         if self.is_switch:
             return value is not self.is_reversed
+        if self.is_list:
+            return list(value)
         return value.value if isinstance(value, Enum) else value
 
 
@@ -78,13 +83,13 @@ def number(
     default: Any = MISSING,
     unsaid: Any = MISSING,
     is_stated: bool = False,
-    option: str = "",
+    **details: Any,
 ) -> Any:
     """Return a dataclass field that is a whole number; without ``default`` and ``unsaid`` its
     argument is required.
 
     ``unsaid``: the field's value without the argument, if that is not ``default``; ``is_stated``:
-    the argument is written even at that value.
+    the argument is written even at that value.  ``details``: of ``Argument``.
     """
     usual = default if unsaid is MISSING else unsaid
     is_required = usual is MISSING
@@ -95,14 +100,32 @@ def number(
         return given.number(name, *others, default=usual)
 
     unsaid = None if is_stated or is_required else usual
-    argument = Argument(name=name, read=read, unsaid=unsaid, others=others, option=option)
+    argument = Argument(name=name, read=read, unsaid=unsaid, others=others, **details)
     return _declared(argument, default)
 
 
-def real(name: str, *, is_stated: bool = False) -> Any:
-    """Return a dataclass field that is a number, 0 if its argument is not given."""
+def real(name: str, *, usual: float = 0.0, is_stated: bool = False, **details: Any) -> Any:
+    """Return a dataclass field that is a number, 0 by default.
+
+    ``usual``: if the argument alone is missing; ``is_stated``: it is written even at 0.
+    ``details``: of ``Argument``.
+    """
+
+    def read(given: Arguments) -> float:
+        return usual if given.get(name) is None else given.real(name)
+
     unsaid = None if is_stated else 0.0
-    return _declared(Argument(name=name, read=lambda given: given.real(name), unsaid=unsaid), 0.0)
+    return _declared(Argument(name=name, read=read, unsaid=unsaid, **details), 0.0)
+
+
+def listed(name: str, **details: Any) -> Any:
+    """Return a dataclass field that is a tuple of words, () by default; ``details``: of
+    ``Argument``."""
+
+    def read(given: Arguments) -> tuple[str, ...]:
+        return tuple(word for text in given.words(name) for word in text.split())
+
+    return _declared(Argument(name=name, read=read, unsaid=(), is_list=True, **details), ())
 
 
 def words(
@@ -141,14 +164,19 @@ def arguments_of(kind: type) -> Mapping[str, Argument]:
 
 def read_fields(kind: type, given: Arguments) -> dict[str, Any]:
     """Return the declared fields of a dataclass, as the arguments say them."""
-    return {name: argument.read(given) for name, argument in arguments_of(kind).items()}
+    return {
+        name: argument.read(given)
+        for name, argument in arguments_of(kind).items()
+        if not argument.behind or given.is_on(argument.behind)
+    }
 
 
 def written_fields(part: object, accepts: Callable[[Argument], bool] = bool) -> Values:
     """Return the values of an object's declared arguments that are not left out."""
-    return {
-        argument.name: argument.written(value)
-        for name, argument in arguments_of(type(part)).items()
-        if accepts(argument)
-        and ((value := getattr(part, name)) != argument.unsaid or argument.unsaid is None)
-    }
+    values: Values = {}
+    for name, argument in arguments_of(type(part)).items():
+        value = getattr(part, name)
+        if accepts(argument) and (argument.unsaid is None or value != argument.unsaid):
+            values |= {argument.behind: True} if argument.behind else {}
+            values[argument.name] = argument.written(value)
+    return values

@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from ..errors import ConfigError
 from ..plain_json import Json
-from .argument_fields import arguments_of, number, real, switch, words
+from .argument_fields import arguments_of, listed, number, real, switch, words
 from .config_json import Encoded, decode
 from .model_shape import (
     Dispatcher,
@@ -250,25 +250,33 @@ class RunConfig(Encoded):
     optimizer_state_nbytes: int = 0
     """Bytes of optimizer states per parameter; 0: two moments in fp32 and, in mixed precision, a
     copy in fp32."""
-    optimizer_offload_frac: float = 0.0
+    optimizer_offload_frac: float = real(
+        "optimizer_offload_fraction", usual=1.0, behind="optimizer_cpu_offload", is_of_layout=True
+    )
     """Share of the optimizer's states in host memory."""
-    overlaps_optimizer_offload: bool = False
-    """Transfers of gradients and weights overlap the host's update
-    (``--overlap-cpu-optimizer-d2h-h2d``)."""
+    overlaps_optimizer_offload: bool = switch(
+        "overlap_cpu_optimizer_d2h_h2d", behind="optimizer_cpu_offload", is_of_layout=True
+    )
+    """Transfers of gradients and weights overlap the host's update."""
     is_compiled: bool = False
     """Layers are compiled (``torch.compile``), which retain only tensors that the backward phase
     reads."""
     sharded_update_calls: int = 0
     """Optimizer calls per step over the whole model, one per tensor that it iterates over, if
     weights are sharded tensors (DTensor).  0: shards are plain."""
-    defers_head_gradients: bool = False
-    """Weight gradients of the output table are deferred to the end of the last stage's passes
-    (``--defer-embedding-wgrad-compute``)."""
-    head_deferral_limit: int = 0
+    defers_head_gradients: bool = switch("defer_embedding_wgrad_compute", is_of_layout=True)
+    """Weight gradients of the output table are deferred to the end of the last stage's passes."""
+    head_deferral_limit: int = number(
+        "wgrad_deferral_limit",
+        default=0,
+        behind="defer_embedding_wgrad_compute",
+        is_of_layout=True,
+    )
     """Most micro-batches with deferred gradients; 0: all."""
-    offload_modules: tuple[str, ...] = ()
-    """Modules whose inputs are in host memory until the backward phase, by Megatron's names
-    (``--fine-grained-activation-offloading``)."""
+    offload_modules: tuple[str, ...] = listed(
+        "offload_modules", behind="fine_grained_activation_offloading", is_of_layout=True
+    )
+    """Modules whose inputs are in host memory until the backward phase, by Megatron's names."""
     uses_cuda_graphs: bool = False
     """Host launches are replayed, so that they cost nothing."""
     cuda_graph_scope: tuple[str, ...] = ()

@@ -201,6 +201,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "recompute_modules": draw(listed) if recompute is Recompute.SELECTIVE else (),
         "distributes_saved_activations": recompute is Recompute.FULL and draw(st.booleans()),
         **(switches := {name: draw(st.booleans()) for name in SWITCHES}),
+        "defers_head_gradients": False,
         "fuses_head": (fuses_head := switches["is_loss_fused"] and draw(st.booleans())),
         "keeps_fp32_logits": fuses_head or not switches["is_loss_fused"] or draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),

@@ -10,6 +10,7 @@ import pytest
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.argument_fields import (
+    listed,
     number,
     read_fields,
     real,
@@ -36,10 +37,13 @@ class Part:
     width: int = number("width", unsaid=0)
     dropout: float = real("dropout")
     form: Form = words("form", Form.PLAIN, spelled={"disc": Form.ROUND})
+    share: float = real("fraction", usual=1.0, behind="offload")
+    modules: tuple[str, ...] = listed("modules", behind="graphs")
 
 
 USUAL = {"is_fused": True, "is_tied": True, "is_wide": False, "num_layers": 4, "size": 1}
 USUAL |= {"degree": 1, "width": 0, "dropout": 0.0, "form": Form.PLAIN}
+BEHIND = {"share", "modules"}
 STATED: Values = {"num_layers": 4, "size": 1, "form": "plain"}
 
 
@@ -54,6 +58,8 @@ STATED: Values = {"num_layers": 4, "size": 1, "form": "plain"}
         ({"width": 8}, "width", 8),
         ({"dropout": 0.5}, "dropout", 0.5),
         ({"form": "round"}, "form", Form.ROUND),
+        ({"offload": True, "fraction": 0.5}, "share", 0.5),
+        ({"graphs": True, "modules": ["a", "b"]}, "modules", ("a", "b")),
     ],
 )
 def test_what_is_read_is_written(given: Values, field: str, value: object) -> None:
@@ -77,6 +83,13 @@ def test_what_is_missing_or_unknown_is_refused() -> None:
         read_fields(Part, Arguments({}))
     with pytest.raises(ConfigError, match="choose from plain, round"):
         read_fields(Part, Arguments({"num_layers": 1, "form": "square"}))
+
+
+def test_an_argument_behind_a_switch_has_no_effect_without_it() -> None:
+    alone = Arguments({"num_layers": 4, "fraction": 0.5, "modules": "a"})
+    assert not BEHIND & read_fields(Part, alone).keys()
+    on = Arguments({"num_layers": 4, "offload": True})
+    assert read_fields(Part, on)["share"] == 1.0
 
 
 def test_values_stand_over_those_below() -> None:
