@@ -67,10 +67,10 @@ def model_shape(given: Arguments, tp: int, pattern: HybridPattern | None = None)
         )
     ffn = fields["ffn_hidden_size"] or default_ffn(hidden, given.is_on("swiglu"))
     is_latent = given.is_on("multi_latent_attention")
-    is_grouped = given.is_on("group_query_attention") and not is_latent
+    groups = heads if is_latent else fields.get("num_query_groups", heads)
     fields |= {
         "ffn_hidden_size": ffn,
-        "num_query_groups": given.number("num_query_groups", default=1) if is_grouped else heads,
+        "num_query_groups": groups,
         "kv_channels": fields["kv_channels"] or hidden // heads,
         "vocab_size": _vocab_size(given, tp),
         "has_qkv_bias": fields["has_qkv_bias"] and not fields["has_bias"],
@@ -140,17 +140,11 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
         "layer_pattern": expert_layers(1 if freq is None else freq, num_layers),
         "capacity_factor": max(fields["capacity_factor"], 0.0),
         "rank_capacity_factor": rank_capacity,
-        "stash_factor": _stash_factor(given) if rank_capacity else 0.0,
+        # The absolute value of a negative one counts.
+        "stash_factor": abs(fields.get("stash_factor", 0.0)) if rank_capacity else 0.0,
         "has_fp32_router": given.get("moe_router_dtype") is not None,
     }
     return Experts(**fields)
-
-
-def _stash_factor(given: Arguments) -> float:
-    """Return the stash factor, 1.10 by default; of a negative one, its absolute value."""
-    if not given.is_on("moe_paged_stash"):
-        return 0.0
-    return abs(given.real("moe_paged_stash_buffer_size_factor_cuda")) or 1.1
 
 
 def _window(given: Arguments, num_layers: int) -> AttentionWindow | None:
@@ -237,8 +231,8 @@ def _model_values(config: RunConfig) -> Values:
     """Return the values of a model that follow from several of its fields, or from parts of it."""
     model = config.model
     values: Values = {**written_fields(model), "padded_vocab_size": model.vocab_size}
-    if model.num_query_groups != model.num_attention_heads:
-        values |= {"group_query_attention": True, "num_query_groups": model.num_query_groups}
+    if model.num_query_groups == model.num_attention_heads:
+        del values["group_query_attention"], values["num_query_groups"]
     if model.experts:
         values |= _expert_values(model.experts)
     if model.latent_attention:
@@ -254,9 +248,6 @@ def _expert_values(experts: Experts) -> Values:
     values = written_fields(experts)
     if experts.layer_pattern:
         values["moe_layer_freq"] = _runs(experts.layer_pattern)
-    if experts.stash_factor:
-        values["moe_paged_stash"] = True
-        values["moe_paged_stash_buffer_size_factor_cuda"] = experts.stash_factor
     return {**values, "moe_router_dtype": "fp32"} if experts.has_fp32_router else values
 
 
@@ -270,15 +261,11 @@ OF_MODEL = Setting(
     # ``model_shape`` reads it.
     write=_model_values,
     part=ModelShape,
-    switches=(
-        *("group_query_attention", "moe_paged_stash", "multi_latent_attention"),
-        *("quick_geglu", "use_rotary_position_embeddings"),
-    ),
+    switches=(*("multi_latent_attention", "quick_geglu", "use_rotary_position_embeddings"),),
     values=(
         *("encoder_num_layers", "encoder_seq_length", "make_vocab_size_divisible_by"),
-        *("moe_layer_freq", "moe_paged_stash_buffer_size_factor_cuda", "moe_router_dtype"),
-        *("num_query_groups", "padded_vocab_size", "tokenizer_model", "tokenizer_type"),
-        *("vocab_size", "window_attn_skip_freq", "window_size"),
+        *("moe_layer_freq", "moe_router_dtype", "padded_vocab_size", "tokenizer_model"),
+        *("tokenizer_type", "vocab_size", "window_attn_skip_freq", "window_size"),
     ),
     validated=(
         *("activation_func", "dsa_indexer_head_dim", "dsa_indexer_n_heads"),

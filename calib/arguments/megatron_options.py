@@ -44,6 +44,8 @@ ARGUMENTS: Mapping[str, Argument] = {
     argument.name: argument for part in _PARTS for argument in arguments_of(part).values()
 }
 """Arguments that are declared fields, by name."""
+STATED = frozenset(name for name, argument in ARGUMENTS.items() if argument.unsaid is None)
+"""Those that are always written."""
 EXPERT_SWITCHES: Mapping[str, str] = {
     name: argument.name for name, argument in arguments_of(Experts).items() if argument.is_switch
 }

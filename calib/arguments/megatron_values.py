@@ -7,16 +7,9 @@ from dataclasses import replace
 
 from ..workload import RunConfig, Values, option_of, written_fields
 from .megatron_model import OF_MODEL
-from .megatron_options import GROUPS, OPTIONS, SWITCHES
+from .megatron_options import GROUPS, OPTIONS, STATED, SWITCHES
 from .megatron_settings import OF_RUN, OF_STATE, OF_WORK, SHARDING, is_fsdp2
 from .option_words import option_words
-
-_SIZES = frozenset(
-    (
-        *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
-        *("micro_batch_size", "global_batch_size"),
-    )
-)
 
 
 def layout_values(config: RunConfig) -> Values:
@@ -29,7 +22,7 @@ def layout_values(config: RunConfig) -> Values:
     for setting in OF_STATE:
         values |= setting.write(config)
     # The options of every layout come first.
-    values = dict(sorted(values.items(), key=lambda one: one[0] not in _SIZES))
+    values = dict(sorted(values.items(), key=lambda one: one[0] not in STATED))
     return {name: value for name, value in values.items() if name not in _without_effect(config)}
 
 

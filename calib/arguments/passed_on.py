@@ -15,7 +15,7 @@ from ..records import read_package_json
 from ..workload import name_of
 from .megatron_command import split_launcher
 from .megatron_options import LISTS, is_known
-from .option_words import Saying, owners, sayings
+from .option_words import owners, sayings
 
 MASK = "***"
 """Replacement for a value that is not stored."""
@@ -129,21 +129,16 @@ def _masked_match(match: re.Match[str]) -> str:
 def _masked_words(words: Sequence[str]) -> Iterator[str]:
     """Yield options and their values, masked; words that belong to no option are masked too."""
     for said in sayings(words):
-        is_public = _is_public_option(said.option)
-        if said.option:
-            yield _masked_option(said, is_public=is_public)
-        num_values = _num_words(said.option) if is_public and said.joined is None else 0
+        name, is_public = said.option, _is_public_option(said.option)
+        if name and (_NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2)):
+            yield name[:2] + MASK
+        elif said.joined is not None:
+            yield f"{name}={masked_text(said.joined) if is_public else MASK}"
+        elif name:
+            yield name
+        num_values = _num_words(name) if is_public and said.joined is None else 0
         for place, word in enumerate(said.after):
             yield masked_text(word) if place < num_values else _masked_word(word)
-
-
-def _masked_option(said: Saying, *, is_public: bool) -> str:
-    name = said.option
-    if _NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2):
-        return name[:2] + MASK
-    if said.joined is None:
-        return name
-    return f"{name}={masked_text(said.joined) if is_public else MASK}"
 
 
 def _masked_word(word: str) -> str:

@@ -38,7 +38,7 @@ class Batch:
 
     micro_batch_size: int = number("micro_batch_size")
     """Samples of one forward pass."""
-    global_batch_size: int = number("global_batch_size", unsaid=0)
+    global_batch_size: int = number("global_batch_size", unsaid=0, is_stated=True)
     """Samples of one step, over all replicas."""
 
     def __post_init__(self) -> None:

@@ -120,10 +120,11 @@ class Experts:
     rank_capacity_factor: float = real("moe_expert_rank_capacity_factor")
     """Capacity of a rank's buffers in rows, over even routing, so that the host need not wait for
     counts; 0 if buffers are as large as needed."""
-    stash_factor: float = 0.0
-    """Capacity of the pages of all layers together in rows, over even routing
-    (``--moe-paged-stash``): activations saved for the backward phase are copied there from the
-    large buffers; 0 without."""
+    stash_factor: float = real(
+        "moe_paged_stash_buffer_size_factor_cuda", usual=1.1, behind="moe_paged_stash"
+    )
+    """Capacity of the pages of all layers together in rows, over even routing: activations saved
+    for the backward phase are copied there from the large buffers; 0 without."""
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "ffn_hidden_size"):
@@ -245,7 +246,9 @@ class ModelShape:
     """Inner width of the MLP; for a gated one, width of each half."""
     num_attention_heads: int = number("num_attention_heads")
     """Query heads."""
-    num_query_groups: int
+    num_query_groups: int = number(
+        "num_query_groups", unsaid=1, is_stated=True, behind="group_query_attention"
+    )
     """Key and value heads; as many as query heads without grouping."""
     kv_channels: int = number("kv_channels", unsaid=0)
     """Width of a head."""
