@@ -22,6 +22,7 @@ from ..workload import (
     RunConfig,
     Values,
     option_of,
+    read_fields,
 )
 
 PATTERN = ("hybrid_layer_pattern", "hybrid_override_pattern")
@@ -252,9 +253,8 @@ def delta_net_layer(
 
 def _sparse(given: Arguments, hidden: int) -> OpaqueLayer:
     """Return latent attention with an indexer that selects keys (DeepSeek-V3.2)."""
-    default, heads = LatentAttention(), given.required("num_attention_heads")
-    sizes = {name: given.number(name) or getattr(default, name) for name in default.__slots__}
-    latent = LatentAttention(**sizes)
+    heads = given.required("num_attention_heads")
+    latent = LatentAttention(**read_fields(LatentAttention, given))
     query = latent.qk_head_dim + latent.qk_pos_emb_head_dim
     index_heads = given.number("dsa_indexer_n_heads", default=64)
     index_dim = given.number("dsa_indexer_head_dim", default=128)

@@ -54,7 +54,7 @@ _SETTINGS = (*SETTINGS, OF_MODEL, OF_RUN)
 _BEHIND = frozenset(one.behind for one in ARGUMENTS.values() if one.behind)
 SWITCHES = _BEHIND.union(
     (name for name, argument in ARGUMENTS.items() if argument.is_switch),
-    *(setting.switches for setting in _SETTINGS),
+    *((*setting.switches, *setting.old_switches) for setting in _SETTINGS),
 )
 """Modelled arguments without a value."""
 LISTS = frozenset(name for name, argument in ARGUMENTS.items() if argument.is_list).union(

@@ -61,8 +61,9 @@ class Setting:
     """Arguments with one value."""
     lists: tuple[str, ...] = ()
     """Arguments with several words."""
-    aliases: tuple[str, ...] = ()
-    """Those of them that are read but never written."""
+    old_switches: tuple[str, ...] = ()
+    old_values: tuple[str, ...] = ()
+    """Arguments that say the same in other words, and are read but never written."""
     beside: tuple[str, ...] = ()
     """Arguments of declared fields that have a meaning only with these."""
     validated: tuple[str, ...] = ()
@@ -71,7 +72,8 @@ class Setting:
     @property
     def names(self) -> frozenset[str]:
         """All of its arguments."""
-        return frozenset((*self.switches, *self.values, *self.lists, *self.beside))
+        written = (*self.switches, *self.values, *self.lists, *self.beside)
+        return frozenset((*written, *self.old_switches, *self.old_values))
 
 
 def _said(values: Values) -> Values:
@@ -142,19 +144,16 @@ def _split_values(config: RunConfig) -> Values:
     return {"num_layers_per_virtual_pipeline_stage": model.num_layers // par.num_chunks}
 
 
-_READ_SPLITS = (FIRST_STAGE[0], LAST_STAGE[0], "num_virtual_stages_per_pipeline_rank")
-_COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 SPLIT = Setting(
     # ``chunks`` reads it, as a hybrid model's pattern may decide in its place.
     write=_split_values,
     part=Parallelism,
-    switches=_COUNTED_ENDS,
     values=(
-        *_READ_SPLITS,
         *("hybrid_layer_pattern", "hybrid_override_pattern"),
         *("num_layers_per_virtual_pipeline_stage", "pipeline_model_parallel_layout"),
     ),
-    aliases=(*_READ_SPLITS, *_COUNTED_ENDS),
+    old_switches=("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    old_values=(FIRST_STAGE[0], LAST_STAGE[0], "num_virtual_stages_per_pipeline_rank"),
     validated=(FIRST_STAGE[1], LAST_STAGE[1], "virtual_pipeline_model_parallel_size"),
 )
 
@@ -260,10 +259,10 @@ def _recompute_values(config: RunConfig) -> Values:
 RECOMPUTE = Setting(
     read=_recompute,
     write=_recompute_values,
-    switches=("distribute_saved_activations", "moe_layer_recompute", "recompute_activations"),
+    switches=("distribute_saved_activations",),
     values=("recompute_granularity", "recompute_method", "recompute_num_layers"),
     lists=("recompute_modules",),
-    aliases=("moe_layer_recompute", "recompute_activations"),
+    old_switches=("moe_layer_recompute", "recompute_activations"),
 )
 
 
@@ -334,7 +333,7 @@ def _graphs(given: Arguments, fields: Fields) -> dict[str, Any]:
     impl."""
     impl = given.text("cuda_graph_impl", default="none")
     words = given.words("cuda_graph_scope", "cuda_graph_modules")
-    if impl == "none" and not any(map(given.is_on, _GRAPHS.switches)):
+    if impl == "none" and not any(map(given.is_on, _GRAPHS.old_switches)):
         return {}
     names = (word.rpartition(".")[2] for text in words for word in text.split())
     modules = tuple(name for name in names if name != "full")
@@ -354,10 +353,9 @@ def _graph_values(config: RunConfig) -> Values:
 _GRAPHS = Setting(
     read=_graphs,
     write=_graph_values,
-    switches=("enable_cuda_graph", "external_cuda_graph"),
     values=("cuda_graph_impl",),
     lists=("cuda_graph_scope",),
-    aliases=("enable_cuda_graph", "external_cuda_graph"),
+    old_switches=("enable_cuda_graph", "external_cuda_graph"),
     validated=("cuda_graph_modules",),
 )
 
@@ -419,9 +417,9 @@ SHARDING = Setting(
     read=_sharding,
     write=_sharding_values,
     part=Parallelism,
-    switches=(*_FSDP, _FSDP2, _RESHARDS),
+    switches=(_FSDP[0], _FSDP2, _RESHARDS),
     values=(_STRATEGY,),
-    aliases=("use_custom_fsdp",),
+    old_switches=(_FSDP[1],),
     beside=("use_distributed_optimizer", *_OVERLAPS),
 )
 
@@ -485,8 +483,8 @@ _STATES = Setting(
     read=_states,
     write=_state_values,
     switches=(_IS_AWARE,),
-    values=_STATE_DTYPES,
-    aliases=("main_params_dtype",),
+    values=_STATE_DTYPES[1:],
+    old_values=_STATE_DTYPES[:1],
     beside=(
         *("optimizer_cpu_offload", "optimizer_offload_fraction"),
         "overlap_cpu_optimizer_d2h_h2d",
@@ -568,8 +566,8 @@ _GRADIENTS = Setting(
     read=_gradients,
     write=_gradient_values,
     switches=("accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"),
-    values=("main_grads_dtype", *_FSDP_DTYPES),
-    aliases=("main_grads_dtype",),
+    values=_FSDP_DTYPES,
+    old_values=("main_grads_dtype",),
     validated=("grad_reduce_in_fp32",),
 )
 

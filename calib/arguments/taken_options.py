@@ -23,8 +23,8 @@ _REQUIRED_NAMES = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
 
 
 def _options() -> dict[str, str]:
-    read_alone = {name for setting in SETTINGS for name in setting.aliases}
-    names = sorted(frozenset(_REQUIRED_NAMES).union(*GROUPS) - read_alone)
+    old = {name for one in SETTINGS for name in (*one.old_switches, *one.old_values)}
+    names = sorted(frozenset(_REQUIRED_NAMES).union(*GROUPS) - old)
     spelled = {name: option for name in names for option, _ in as_options({name: name})}
     return {option: name for name, option in spelled.items()}
 
