@@ -14,24 +14,20 @@ from .option_words import option_words
 
 def layout_values(config: RunConfig) -> Values:
     """Return a layout's values, by name in the namespace; defaults are omitted, except sizes."""
-    declared = _of_layout(config)
+    declared = written_fields(config.parallelism) | written_fields(config.batch)
+    if config.cadence.full_batch_size:
+        declared["global_batch_size"] = config.cadence.full_batch_size
     values = {name: value for name, value in declared.items() if name not in SWITCHES}
     for setting in OF_WORK:
         values |= setting.write(config)
     values |= declared
     for setting in OF_STATE:
         values |= setting.write(config)
+    values |= written_fields(config, lambda one: one.is_of_layout)
     # The options of every layout come first.
-    values = dict(sorted(values.items(), key=lambda one: one[0] not in STATED))
-    return {name: value for name, value in values.items() if name not in _without_effect(config)}
-
-
-def _of_layout(config: RunConfig) -> Values:
-    """Return the values of a layout that are declared fields."""
-    values = written_fields(config.parallelism) | written_fields(config.batch)
-    if config.cadence.full_batch_size:
-        values["global_batch_size"] = config.cadence.full_batch_size
-    return values | written_fields(config, lambda one: one.is_of_layout)
+    void = _without_effect(config)
+    names = sorted(values, key=lambda name: name not in STATED)
+    return {name: values[name] for name in names if name not in void}
 
 
 def _without_effect(config: RunConfig) -> frozenset[str]:
