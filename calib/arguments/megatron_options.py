@@ -35,9 +35,8 @@ whose parsers were read.
 
 ``harmless`` ones do not affect time (paths, learning rates, logging), or only choose among kernels
 of one operator (fusions, dropout), which a run's samples reflect anyway, or qualify an argument
-that is listed itself (mamba_*, rl_*, fsdp_*); so do their negations (no_*, disable_*).
-``harmless_when_validated`` exist only in the namespace: switches with another spelling on the
-command line, or arguments added by validation.
+that is listed itself (mamba_*, rl_*, fsdp_*); so do their negations (no_*, disable_*).  Some exist
+only in the namespace: switches with another spelling on the command line, or added by validation.
 """
 _PARTS = (ModelShape, Experts, LatentAttention, Parallelism, Batch, Cadence, RunConfig)
 ARGUMENTS: Mapping[str, Argument] = {
@@ -126,7 +125,6 @@ public steps of Megatron's own CI ran.  Also keys of trainers' files that are no
 such as scheduling, logging and checkpoints."""
 HARMLESS = frozenset(NAMES["harmless"])
 _NEGATION = re.compile("^(no|disable)_")
-_HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
 # Values that disable a setting, as a shell, YAML or Python writes them.
 _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(UNMODELLED_SETTINGS) | set(SWITCHED_OFF)
@@ -259,4 +257,4 @@ def is_known(name: str) -> bool:
 def _is_harmless(name: str) -> bool:
     if name.partition("_")[0] in ("calibrate", "forerun"):  # ours
         return True
-    return name in _HARMLESS_WHEN_VALIDATED or _NEGATION.sub("", name) in HARMLESS
+    return _NEGATION.sub("", name) in HARMLESS
