@@ -14,7 +14,7 @@ from typing import Any
 
 import forerun
 from forerun.calib import errors
-from forerun.calib.workload import Batch, Encoded, ModelShape, Parallelism
+from forerun.calib.workload import Batch, Encoded, ModelShape, Parallelism, option_of
 from forerun.hooks.session import AttachedRun
 
 _CLASSES = (AttachedRun, ModelShape, Parallelism, Batch)
@@ -95,7 +95,9 @@ def _field_rows(cls: type) -> Iterator[str]:
             continue
         default = "" if repr(one.default).startswith("<dataclasses") else f"`{_shown(one.default)}`"
         kind = str(one.type).replace("|", "\\|")
-        yield f"| `{one.name}` | `{kind}` | {default} | {docs.get(one.name, '')} |"
+        said = one.metadata.get("argument")
+        option = f" Megatron's `{option_of(said.option or said.name)}`." if said else ""
+        yield f"| `{one.name}` | `{kind}` | {default} | {docs.get(one.name, '')}{option} |"
 
 
 def _shown(value: Any) -> str:

@@ -216,7 +216,7 @@ ANYTHING_IN = {
     "fit": "JSON that is not yet said as such",
     "importers": "values of traces that others wrote",
     "regressors": "an estimator of XGBoost, which may not be installed",
-    "workload/config.py": "a field of a dataclass, of whatever type it is",
+    "workload/argument_fields.py": "a field of a dataclass, of whatever type it is",
     "workload/run_options.py": "what a field of a dataclass holds by default",
 }
 """Modules of calib whose public signatures may still say ``Any``, and what it stands for there."""

@@ -35,21 +35,18 @@ if TYPE_CHECKING:
     from .megatron_namespace import from_namespace
     from .megatron_options import (
         ASIDE,
-        DERIVED,
         LISTS,
         MODELLED,
         NAMES,
         SPELLED,
-        SWITCHED_OFF,
         UNMODELLED_FACTOR,
-        UNMODELLED_SETTINGS,
         ArgumentTable,
         is_known,
         moves,
-        options_of,
     )
     from .megatron_rules import CONNECTIONS, VARIABLES, environment, is_fsdp, refusals
     from .megatron_values import layout_values, model_values
+    from .option_words import options_of
     from .passed_on import MASK, masked_arguments, masked_command, masked_text, unmask_arguments
     from .shell_text import BATCH, SHELLS, commands, inline_script, of_options
     from .short_names import LayoutConstraint, expand, split_degrees

@@ -7,9 +7,7 @@ prediction layer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 from ..errors import ConfigError
 from ..workload import (
@@ -22,9 +20,10 @@ from ..workload import (
     Normalization,
     OpaqueLayer,
     RunConfig,
+    Values,
     option_of,
+    read_fields,
 )
-from .megatron_options import Values
 
 PATTERN = ("hybrid_layer_pattern", "hybrid_override_pattern")
 """Megatron's argument, and its name before core_v0.17.0."""
@@ -116,17 +115,17 @@ def pattern_of(given: Arguments) -> HybridPattern | None:
     for name in refused:
         if given.is_on(name):
             raise ConfigError(
-                f"--{name.replace('_', '-')} is refused with --hybrid-layer-pattern; put | "
+                f"{option_of(name)} is refused with --hybrid-layer-pattern; put | "
                 f"between the layers of pipeline segments"
             )
     return pattern
 
 
-def with_pattern(args: object) -> tuple[object, HybridPattern | None]:
+def with_pattern(given: Arguments) -> tuple[Arguments, HybridPattern | None]:
     """Return the arguments with the numbers of layers that their pattern sets, and the pattern."""
-    pattern = pattern_of(Arguments(args))
+    pattern = pattern_of(given)
     if pattern is None:
-        return args, None
+        return given, None
     values: Values = {
         "num_layers": len(pattern.layer_kinds),
         "mtp_num_layers": pattern.num_prediction_layers or None,
@@ -134,8 +133,7 @@ def with_pattern(args: object) -> tuple[object, HybridPattern | None]:
     }
     if set(pattern.layer_kinds + pattern.prediction_kinds) & {"+", _SPARSE}:
         values["multi_latent_attention"] = True
-    given = args if isinstance(args, Mapping) else vars(args)
-    return SimpleNamespace(**{**given, **values}), pattern
+    return given.put_over(values), pattern
 
 
 def segments_of(pattern: HybridPattern | None, pp: int) -> tuple[int, ...]:
@@ -255,9 +253,8 @@ def delta_net_layer(
 
 def _sparse(given: Arguments, hidden: int) -> OpaqueLayer:
     """Return latent attention with an indexer that selects keys (DeepSeek-V3.2)."""
-    default, heads = LatentAttention(), given.required("num_attention_heads")
-    sizes = {name: given.number(name) or getattr(default, name) for name in default.__slots__}
-    latent = LatentAttention(**sizes)
+    heads = given.required("num_attention_heads")
+    latent = LatentAttention(**read_fields(LatentAttention, given))
     query = latent.qk_head_dim + latent.qk_pos_emb_head_dim
     index_heads = given.number("dsa_indexer_n_heads", default=64)
     index_dim = given.number("dsa_indexer_head_dim", default=128)

@@ -24,11 +24,11 @@ from ..records import Launch
 from ..shell import without_others
 from ..workload import (
     CHOICES,
-    CONFIG_SWITCHES,
     ArgumentValue,
     Recompute,
     RunConfig,
     Sharding,
+    Values,
     takes_options,
 )
 from .launch_words import (
@@ -45,7 +45,7 @@ from .launch_words import (
     with_blanks,
 )
 from .megatron_args import options, rewrite_command
-from .megatron_options import EXPERT_SWITCHES, SWITCHES, Values
+from .megatron_options import ARGUMENTS, EXPERT_SWITCHES, SWITCHES
 from .megatron_rules import environment, refusals, required_values
 from .megatron_values import layout_values, model_values
 from .taken_options import unsupported_options_reason
@@ -135,7 +135,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
 _UNSAID: Mapping[str, ArgumentValue] = {
     **dict.fromkeys(SWITCHES, False),
     **{next(iter(one.arguments)): one.default for one in CHOICES if one.default and one.arguments},
-    **dict(CONFIG_SWITCHES.values()),
+    **{name: True for name, one in ARGUMENTS.items() if one.is_usually_on},
     "ckpt_format": "torch_dist",
 }
 """Values of arguments that are not given; of others None."""

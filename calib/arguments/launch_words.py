@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import PurePath
@@ -12,7 +12,8 @@ from pathlib import PurePath
 from ..records import Launch
 from ..shell import assigned, quoted, required
 from ..workload import Parallelism
-from .launchers import leaves_tasks_open, ranks_of, with_tasks
+from .launchers import MODULES, leaves_tasks_open, ranks_of, with_tasks
+from .option_words import grouped, is_option, owners
 from .passed_on import MASK
 
 _ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")
@@ -129,14 +130,13 @@ def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
     >>> [one.shell for one in phrases(plain(("t.py", "--lr", "1", "--bf16", "train.x=2")))]
     ['t.py', '--lr 1', '--bf16', 'train.x=2']
     """
-    word_groups: list[list[Word]] = []
-    for word in words:
-        begins = is_option(word.text) or _ASSIGNED.match(word.text) is not None
-        if begins or not word_groups or not is_option(word_groups[-1][0].text):
-            word_groups.append([word])
-        else:
-            word_groups[-1].append(word)
-    return tuple(Phrase(words=tuple(one)) for one in word_groups)
+    out: list[Phrase] = []
+    for group in grouped(words, lambda word: word.text):
+        starts = (place for place, word in enumerate(group) if _ASSIGNED.match(word.text))
+        end = next(starts, len(group)) if is_option(group[0].text) else 0
+        out += [Phrase(words=tuple(group[:end]))] if end else []
+        out += [Phrase(words=(word,)) for word in group[end:]]
+    return tuple(out)
 
 
 def join_phrases(command_phrases: Sequence[Phrase]) -> tuple[Word, ...]:
@@ -186,27 +186,12 @@ def with_blanks(words: Sequence[str]) -> tuple[Word, ...]:
     ['t.py', '--pin', '"${ARG_PIN:?the value of --pin, which is not kept}"']
     """
     seen: Counter[str] = Counter()
-    return tuple(
-        Word(text=text, blank=_blank(option, seen) if MASK in text else None)
-        for option, text in _with_options(words)
-    )
-
-
-def is_option(text: str) -> bool:
-    """Return True for an option; negative numbers are values."""
-    return text.startswith("-") and len(text) > 1 and not text[1].isdigit() and text[1] != "."
-
-
-def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    option = ""
-    for text in words:
+    out: list[Word] = []
+    for option, text in owners(words):
         assignment = _ASSIGNED.match(text)
-        if is_option(text):
-            option = text.partition("=")[0]
-        elif assignment:
-            yield assignment[0].rstrip("="), text
-            continue
-        yield option, text
+        name = assignment[0].rstrip("=") if assignment else option
+        out.append(Word(text=text, blank=_blank(name, seen) if MASK in text else None))
+    return tuple(out)
 
 
 def _blank(option: str, seen: Counter[str]) -> Blank:
@@ -228,7 +213,6 @@ MEETING = frozenset(
     }
 )
 """Rendezvous options, by which nodes find each other."""
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _ACCELERATE = frozenset({"--main-process-ip", "--main-process-port", "--machine-rank"})
 _RANK = Blank(name="NODE_RANK", hint="the number of this node, 0 for the first")
 _ADDRESS = Blank(name="MASTER_ADDR", hint="the address of the first node")
@@ -258,7 +242,8 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Annot
     """
     now = _Nodes(num_nodes=launch.num_nodes, ranks_per_node=launch.ranks_per_node)
     is_known = bool(launch.launcher) and now.num_nodes * now.ranks_per_node == running.num_ranks
-    launcher, kind = launch.launcher, _kind(launch.launcher)
+    launcher = launch.launcher
+    kind = ranks_of(launcher).launcher
     is_same = is_known and wanted.num_ranks == running.num_ranks
     is_unchanged = is_same and not _names_one_node(plain(launcher), now)
     if is_unchanged and not leaves_tasks_open(launcher):
@@ -272,8 +257,8 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Annot
                 ("how the run was started is not known; this command starts it with torchrun"),
             )
         kind, launcher_words = "torchrun", plain(("torchrun", "--standalone"))
-    if kind and not is_unchanged:
-        change = _accelerate if kind == "accelerate" else _torchrun
+    if kind in _CHANGES and not is_unchanged:
+        change = _CHANGES[kind]
         # Options after ``-m package`` would be read by that module.
         end = len(launcher_words) - 2 * _ends_in_module(launcher_words)
         launcher_words = (*change(launcher_words[:end], now, nodes), *launcher_words[end:])
@@ -285,16 +270,6 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Annot
     )
     is_right &= stated.num_nodes in (0, nodes.num_nodes)
     return AnnotatedWords(words=launcher_words, notes=notes, refused=refused * (not is_right))
-
-
-def _kind(launcher: Sequence[str]) -> str | None:
-    for word in launcher:
-        name = PurePath(word).name
-        if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
-            return "torchrun"
-        if name == "accelerate" or word.startswith("accelerate."):
-            return "accelerate"
-    return None
 
 
 def _words_of(launcher: Sequence[str]) -> tuple[Word, ...]:
@@ -335,7 +310,7 @@ def _nodes(wanted: Parallelism, per_node: int) -> tuple[_Nodes, tuple[str, ...]]
 def _ends_in_module(launcher_words: Sequence[Word]) -> bool:
     """Return True for ``torchrun ... -m package``, such as ``-m forerun.launch``."""
     texts = [word.text for word in launcher_words]
-    return texts[-2:-1] in (["-m"], ["--module"]) and texts[-1] not in _MODULES
+    return texts[-2:-1] in (["-m"], ["--module"]) and texts[-1] not in MODULES
 
 
 def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:
@@ -345,64 +320,59 @@ def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:
 
 
 def _torchrun(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    launcher_phrases = set_option(
-        phrases(launcher_words), "--nproc-per-node", Word(text=str(nodes.ranks_per_node)), "-"
-    )
-    if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in launcher_phrases):
-        launcher_phrases = set_option(
-            launcher_phrases, "--nnodes", Word(text=str(nodes.num_nodes)), "-"
-        )
+    given = phrases(launcher_words)
+    names = {phrase.name for phrase in given}
+    wanted = {"--nproc-per-node": Word(text=str(nodes.ranks_per_node))}
+    if nodes.num_nodes > 1 or "--nnodes" in names:
+        wanted["--nnodes"] = Word(text=str(nodes.num_nodes))
     if nodes.num_nodes == 1:
-        return join_phrases(_without_rendezvous(launcher_phrases, MEETING, now))
-    launcher_phrases = [one for one in launcher_phrases if one.name not in _ONE_NODE]
-    address = _value(launcher_phrases, "--rdzv-endpoint") or _value(
-        launcher_phrases, "--master-addr"
-    )
+        return _changed(given, MEETING if now.num_nodes > 1 else frozenset(), wanted, "-")
+    address = _value(given, "--rdzv-endpoint") or _value(given, "--master-addr")
     # One command for all nodes, which therefore can name none of them.
     is_by_slurm = any(PurePath(word.text).name == "srun" for word in launcher_words)
-    is_by_rank = is_by_slurm and any(one.name == "--node-rank" for one in launcher_phrases)
+    is_by_rank = is_by_slurm and "--node-rank" in names
     if not address or address.partition(":")[0] in _HERE or is_by_rank:
-        launcher_phrases = [one for one in launcher_phrases if one.name not in MEETING]
-        name = Word(text=MASK, blank=_JOB) if is_by_slurm else Word(text="forerun")
-        head = Word(text=f"{MASK}:{_PORT}", blank=_HEAD if is_by_slurm else _ADDRESS)
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-backend", Word(text="c10d"), "-")
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-id", name, "-")
-        launcher_phrases = set_option(launcher_phrases, "--rdzv-endpoint", head, "-")
-    elif any(one.name == "--node-rank" for one in launcher_phrases):
-        node = Word(text=MASK, blank=_RANK)
-        launcher_phrases = set_option(launcher_phrases, "--node-rank", node, "-")
-    return join_phrases(launcher_phrases)
+        head = _HEAD if is_by_slurm else _ADDRESS
+        wanted |= {
+            "--rdzv-backend": Word(text="c10d"),
+            "--rdzv-id": Word(text=MASK, blank=_JOB) if is_by_slurm else Word(text="forerun"),
+            "--rdzv-endpoint": Word(text=f"{MASK}:{_PORT}", blank=head),
+        }
+        return _changed(given, _ONE_NODE | MEETING, wanted, "-")
+    if "--node-rank" in names:
+        wanted["--node-rank"] = Word(text=MASK, blank=_RANK)
+    return _changed(given, _ONE_NODE, wanted, "-")
 
 
 def _accelerate(launcher_words: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    num_ranks = nodes.num_nodes * nodes.ranks_per_node
-    launcher_phrases = set_option(
-        phrases(launcher_words), "--num-processes", Word(text=str(num_ranks)), "_"
-    )
-    launcher_phrases = set_option(
-        launcher_phrases, "--num-machines", Word(text=str(nodes.num_nodes)), "_"
-    )
+    given = phrases(launcher_words)
+    wanted = {
+        "--num-processes": Word(text=str(nodes.num_nodes * nodes.ranks_per_node)),
+        "--num-machines": Word(text=str(nodes.num_nodes)),
+    }
     if nodes.num_nodes == 1:
-        return join_phrases(_without_rendezvous(launcher_phrases, _ACCELERATE, now))
-    if _value(launcher_phrases, "--main-process-ip") in ("", *_HERE):
-        launcher_phrases = set_option(
-            launcher_phrases, "--main-process-ip", Word(text=MASK, blank=_ADDRESS), "_"
-        )
-    if not _value(launcher_phrases, "--main-process-port"):
-        launcher_phrases = set_option(
-            launcher_phrases, "--main-process-port", Word(text=str(_PORT)), "_"
-        )
-    return join_phrases(
-        set_option(launcher_phrases, "--machine-rank", Word(text=MASK, blank=_RANK), "_")
-    )
+        return _changed(given, _ACCELERATE if now.num_nodes > 1 else frozenset(), wanted, "_")
+    if _value(given, "--main-process-ip") in ("", *_HERE):
+        wanted["--main-process-ip"] = Word(text=MASK, blank=_ADDRESS)
+    if not _value(given, "--main-process-port"):
+        wanted["--main-process-port"] = Word(text=str(_PORT))
+    wanted["--machine-rank"] = Word(text=MASK, blank=_RANK)
+    return _changed(given, frozenset(), wanted, "_")
 
 
-def _without_rendezvous(
-    launcher_phrases: Sequence[Phrase], meeting: frozenset[str], now: _Nodes
-) -> list[Phrase]:
-    """Drop rendezvous options of several nodes; keep those of one, such as the user's port."""
-    return [one for one in launcher_phrases if now.num_nodes == 1 or one.name not in meeting]
+def _changed(
+    given: Sequence[Phrase], dropped: frozenset[str], wanted: Mapping[str, Word], dash: str
+) -> tuple[Word, ...]:
+    """Return a launcher's words without the dropped options, and with the wanted ones."""
+    out = [phrase for phrase in given if phrase.name not in dropped]
+    for name, value in wanted.items():
+        out = set_option(out, name, value, dash)
+    return join_phrases(out)
 
 
 def _value(launcher_phrases: Sequence[Phrase], name: str) -> str:
     return next((phrase.value for phrase in launcher_phrases if phrase.name == name), "")
+
+
+_CHANGES = {"torchrun": _torchrun, "accelerate": _accelerate}
+"""Functions that set a launcher's nodes and ranks, by its name."""

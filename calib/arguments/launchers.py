@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ..workload import Parallelism
-from .megatron_options import NAMES, Values
+from ..workload import Parallelism, Values
+from .megatron_options import NAMES
+from .option_words import options_of
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ENV = "env"
@@ -239,15 +240,12 @@ def _of_variables(variables: Mapping[str, str]) -> Ranks:
 
 def _value(words: Sequence[str], *names: str, default: str = "") -> str:
     """Return the word after one of the options, or joined to it; underscores equal hyphens."""
-    for place, word in enumerate(words):
-        option, joined, value = word.partition("=")
-        is_long = option.startswith("--")
-        plain = option.replace("_", "-") if is_long else option
+    for option, values in options_of(words):
+        plain = option.replace("_", "-") if option.startswith("--") else option
         if plain in names:
-            return value if joined else next(iter(words[place + 1 :]), "")
-        short = next((n for n in names if len(n) == 2 and word.startswith(n)), "")
-        if short and not is_long and word[2:].isdecimal():
-            return word[2:]
+            return values[0] if values else ""
+        if option[:2] in names and option[2:].isdecimal():
+            return option[2:]
     return default
 
 

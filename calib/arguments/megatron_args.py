@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 from ..errors import ConfigError
 from ..workload import (
@@ -20,6 +19,8 @@ from ..workload import (
     Parallelism,
     RankLoad,
     RunConfig,
+    Values,
+    name_of,
     whole,
     write_layout,
 )
@@ -31,16 +32,15 @@ from .megatron_options import (
     GROUPS,
     LISTS,
     MODELLED,
-    NAMES,
     SPELLED,
     SWITCHES,
-    TOGETHER,
-    option_words,
-    options_of,
     read_words,
+    target_of,
 )
 from .megatron_rules import misplaced, required_values
-from .megatron_values import Values, as_given, as_options, layout_values, model_values
+from .megatron_settings import RECOMPUTE, SPLIT
+from .megatron_values import as_given, as_options, layout_values, model_values
+from .option_words import option_words, options_of, sayings
 from .short_names import expand
 
 _GPUS = "--gpus"
@@ -48,9 +48,10 @@ _PP = "pipeline_model_parallel_size"
 _REPLICAS = "--data-parallel-size"
 _PADDED = frozenset({"padded_vocab_size"})
 """Arguments that follow from the vocabulary and tp, and have no option."""
-_SPLIT, _RECOMPUTE = TOGETHER["split"], TOGETHER["recompute"]
+_SPLIT = SPLIT.names
 _LAYOUT = frozenset().union(*GROUPS)
-_ALONE = frozenset(NAMES["layout"]).difference(*TOGETHER.values())
+_TOGETHER = [group for group in GROUPS if len(group) > 1]
+_ALONE = _LAYOUT.difference(*_TOGETHER)
 _ONE_BATCH = Batch(micro_batch_size=1, global_batch_size=1)
 _NOT_TAKEN = ["allgather"]
 """Words of Megatron's help that Transformer Engine refuses; we write its own instead."""
@@ -83,7 +84,7 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
         values.pop("world_size")
     if "recompute_num_layers" in given:
         values.setdefault("recompute_method", "block")
-    parsed_config = from_namespace(SimpleNamespace(**values))
+    parsed_config = from_namespace(values)
     new_config = as_given(_with_inexpressible(parsed_config, config), values)
     if given.keys() & {"transformer_impl", "framework"}:
         new_config = replace(new_config, fuses_norms=parsed_config.fuses_norms)
@@ -115,52 +116,59 @@ def rewrite_command(
     """
     arguments = split_launcher(host_argv)[1]
     given = read_words(arguments).values
-    unsaid = {} if running is None else layout_values(running)
-    values = layout_values(config)
-    # Megatron may refuse an option that no longer has an effect in this layout.
-    changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
-    unchanged_names = _unchanged_names({n: v for n, v in given.items() if n not in changed}, config)
-    stated_values = {
-        _target(name): words[0] if words else True for name, words in options_of(arguments)
+    kept = _kept_names(given, config, running)
+    stated = {
+        target_of(name)[0]: words[0] if words else True for name, words in options_of(arguments)
     }
-    if "use_torch_fsdp2" not in unchanged_names:
-        stated_values.pop("use_torch_fsdp2", None)
-    restated_names = _expand_to_groups(given.keys()) - unchanged_names
-    restated_names |= given.keys()
-    if running is not None and _passes(config) != _passes(running) == unsaid.get(
-        "global_batch_size"
-    ):
-        restated_names |= {"global_batch_size"}  # Megatron's default depends on mbs x dp
-    unsaid = {name: value for name, value in unsaid.items() if name not in restated_names}
-    needed = {
-        name: value
-        for name, value in values.items()
-        if name not in unchanged_names and (name not in unsaid or unsaid[name] != value)
-    }
-    needed |= {
-        n: value
-        for n, value in required_values(config, stated_values).items()
-        if n not in unchanged_names & stated_values.keys()
-    }
+    if "use_torch_fsdp2" not in kept:
+        stated.pop("use_torch_fsdp2", None)
+    required = required_values(config, stated)
     other = {} if running is None else _other_model(config, running)
-    needed |= {name: value for name, value in other.items() if value is not None}
-    replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, stated_values)
+    needed = {
+        **_needed_values(given, kept, config, running),
+        **{name: v for name, v in required.items() if name not in kept & stated.keys()},
+        **{name: value for name, value in other.items() if value is not None},
+    }
+    replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, stated)
+    return _with_values(host_argv, needed, replaced - kept)
+
+
+def _kept_names(given: Values, config: RunConfig, running: RunConfig | None) -> frozenset[str]:
+    """Return the names whose words stay, as they already describe the layout."""
+    # Megatron may refuse an option that no longer has an effect in this layout.
+    values, unsaid = layout_values(config), {} if running is None else layout_values(running)
+    changed = {name for name in _ALONE if values.get(name) != unsaid.get(name)}
+    return _unchanged_names({n: v for n, v in given.items() if n not in changed}, config)
+
+
+def _needed_values(
+    given: Values, kept: frozenset[str], config: RunConfig, running: RunConfig | None
+) -> Values:
+    """Return the layout's values that an option must say: all but those of kept words, and those
+    that the running layout has without an option."""
+    unsaid: Values = {} if running is None else layout_values(running)
+    restated = _expand_to_groups(given.keys()) - kept | given.keys()
+    usual = unsaid.get("global_batch_size")
+    if running is not None and _passes(config) != _passes(running) == usual:
+        restated |= {"global_batch_size"}  # Megatron's default depends on mbs x dp
+    return {
+        name: value
+        for name, value in layout_values(config).items()
+        if name not in kept and (name in restated or unsaid.get(name) != value)
+    }
+
+
+def _with_values(
+    host_argv: Sequence[str], needed: Values, replaced: frozenset[str]
+) -> tuple[str, ...]:
+    """Return a command with the needed values in place of the replaced names' words."""
     wanted = dict(as_options(needed))
     out: list[str] = []
-    place = 0
-    while place < len(host_argv):
-        name, joined, _ = host_argv[place].partition("=")
-        target = _target(name) if name.startswith("--") else ""
-        end = place + 1
-        if target not in replaced or target in unchanged_names:
-            out.append(host_argv[place])
-        else:
-            while not joined and end < len(host_argv) and not host_argv[end].startswith("--"):
-                end += 1
-            words = wanted.pop(name, None)
-            if words is not None:
-                out += [f"{name}={words[0]}"] if joined and words else option_words(name, words)
-        place = end
+    for said in sayings(host_argv):
+        if target_of(said.option)[0] not in replaced:
+            out += said.written
+        elif said.option in wanted:
+            out += said.with_words(wanted.pop(said.option))
     for name, words in wanted.items():
         if words != ["1"] or not name.endswith("-model-parallel-size"):
             out += option_words(name, words)
@@ -172,7 +180,7 @@ def _other_model(config: RunConfig, running: RunConfig) -> dict[str, ArgumentVal
     running_values, others = model_values(running), model_values(config)
     return {
         name: others.get(name)
-        for name in running_values.keys() | others.keys()
+        for name in running_values | others
         if running_values.get(name) != others.get(name) and name in MODELLED - _PADDED
     }
 
@@ -186,33 +194,17 @@ def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
     >>> resumed_command(["t.py", "--no-load-optim", "--load", "old", "--save", "here"])
     ('t.py', '--load', 'here', '--save', 'here')
     """
-    options = _option_words(host_argv)
-    saved = [words for name, words in options if name == "--save" and words]
+    options = dict(options_of(host_argv))
+    saved = options.get("--save")
     if not saved:
         return tuple(host_argv)
     out: list[str] = []
-    for name, words in options:
-        if name == "--load":
-            words = saved[-1]
-        if name not in _NOT_RESUMED:
-            out += ([name] if name else []) + words
-    if not any(name == "--load" for name, _ in options):
-        out += ["--load", *saved[-1]]
-    return tuple(out)
-
-
-def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return options with their words, split at ``=``; words before the first have no option."""
-    out: list[tuple[str, list[str]]] = [("", [])]
-    for word in host_argv:
-        name, equals, value = word.partition("=")
-        if not word.startswith("--"):
-            out[-1][1].append(word)
-        elif name in ("--save", "--load", *_NOT_RESUMED) and equals:
-            out.append((name, [value]))
-        else:
-            out.append((word, []))
-    return out
+    for said in sayings(host_argv):
+        if said.option == "--load":
+            out += ["--load", *saved]
+        elif said.option not in _NOT_RESUMED:
+            out += said.written
+    return tuple(out if "--load" in options else [*out, "--load", *saved])
 
 
 def _preserved_values(config: RunConfig, given: Values) -> Values:
@@ -228,7 +220,7 @@ def _preserved_values(config: RunConfig, given: Values) -> Values:
     void |= _derived_names(config, given)
     granularity = given.get("recompute_granularity")
     if granularity is not None and granularity != config.recompute.value:
-        void |= _RECOMPUTE
+        void |= RECOMPUTE.names
     if "mtp_num_layers" in given and par.chunk_layers and not void & _SPLIT:
         predicted = whole("mtp_num_layers", given["mtp_num_layers"])
         values["pipeline_model_parallel_layout"] = write_layout(par.chunk_layers, predicted)
@@ -280,8 +272,8 @@ def _parsed(argv: Sequence[str]) -> Values:
     """Return values by name in Megatron's namespace; ``--no-...`` is False."""
     given: Values = {}
     for option, words in options_of(expand(argv)):
-        target, constant = SPELLED.get(option[2:].replace("-", "_"), (_target(option), None))
-        negated = option[5:].replace("-", "_") if option.startswith("--no-") else ""
+        target, constant = target_of(option)
+        negated = name_of(option.removeprefix("--no-")) if option.startswith("--no-") else ""
         if option in (_GPUS, _REPLICAS):
             target = "world_size" if option == _GPUS else "data_parallel_size"
         if constant is not None or (target in SWITCHES and not words):
@@ -305,7 +297,7 @@ def _value(option: str, words: list[str], *, is_switch: bool) -> ArgumentValue:
         raise ConfigError(f"{option} is a switch and takes no {words[0]!r}; leave it out")
     if len(words) == 1:
         return words[0]
-    if _target(option) not in LISTS:
+    if target_of(option)[0] not in LISTS:
         raise ConfigError(f"{option} has {len(words)} values {words}; give one")
     return words
 
@@ -339,12 +331,12 @@ def _passes(config: RunConfig) -> int:
 def _expand_to_groups(names: Iterable[str]) -> frozenset[str]:
     """Return all names of the groups that contain one of these."""
     given_names = frozenset(names)
-    return frozenset().union(*(group for group in TOGETHER.values() if group & given_names))
+    return frozenset().union(*(group for group in _TOGETHER if group & given_names))
 
 
 def _describes_config(values: Values, config: RunConfig) -> bool:
     try:
-        parsed_config = from_namespace(SimpleNamespace(**values))
+        parsed_config = from_namespace(values)
     except ConfigError:
         return False
     return (
@@ -408,8 +400,3 @@ def _counted(base_experts: Experts, experts: Experts) -> tuple[RankLoad, ...]:
     names = ("num_experts", "top_k", "capacity_factor", "is_balance_forced")
     is_same = all(getattr(base_experts, name) == getattr(experts, name) for name in names)
     return base_experts.measured if is_same else ()
-
-
-def _target(option: str) -> str:
-    name = option[2:].replace("-", "_")
-    return SPELLED.get(name, (name, None))[0]

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from types import SimpleNamespace
 
 from ..errors import ConfigError, UnreadError
-from ..workload import MOST, Arguments, RunConfig, shown
+from ..workload import MOST, Arguments, RunConfig, Values, shown
 from .hybrid_pattern import PATTERN, RATIOS
 from .launchers import (
     GPUS_PER_NODE,
@@ -28,7 +27,6 @@ from .megatron_options import (
     DERIVED,
     GROUPS,
     ArgumentTable,
-    Values,
     is_expansion,
     read_mapping,
     read_words,
@@ -161,7 +159,7 @@ def _effective(values: Values, config: RunConfig) -> Values:
     for name in dict.fromkeys((*sorted(DERIVED & values.keys()), *of_layout)):
         rest = {other: value for other, value in values.items() if other != name}
         with suppress(ConfigError):
-            values = rest if from_namespace(SimpleNamespace(**rest)) == config else values
+            values = rest if from_namespace(rest) == config else values
     return values
 
 
@@ -187,7 +185,7 @@ def _described(
         words = ", ".join(f"{name} {shown(values[name])}" for name in names)
         raise ConfigError(f"{words}: a variable of the shell; write its value")
     try:
-        config = from_namespace(SimpleNamespace(**values))
+        config = from_namespace(values)
         config = as_given(config, _effective(values, config) if is_mapping else table.values)
     except ConfigError as err:
         if not unread or "is missing" not in str(err):

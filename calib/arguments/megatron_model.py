@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 from ..errors import ConfigError
 from ..workload import (
     Arguments,
     AttentionWindow,
-    Dispatcher,
     Experts,
     LatentAttention,
     ModelShape,
-    Normalization,
     PositionEmbedding,
+    RunConfig,
+    Values,
     at_least_one,
-    decode,
     option_of,
+    read_fields,
     shown,
     whole,
+    written_fields,
 )
 from .hybrid_pattern import HybridPattern, opaque_layers
-from .megatron_options import EXPERT_SWITCHES
+from .megatron_settings import Setting
 
 NUM_EXPERTS = ("num_experts", "num_moe_experts")
 """Name of Megatron's argument, and of the field in its ``TransformerConfig``."""
-_GATED = ("swiglu", "gated_linear_unit", "quick_geglu")
 # Vocabulary size of GPT-2 as published, so that its file need not be read.
 _GPT2_VOCAB = 50257
 _TIKTOKEN_VOCAB = 1 << 17
@@ -56,60 +57,41 @@ def model_shape(given: Arguments, tp: int, pattern: HybridPattern | None = None)
 
     ``pattern``: of a hybrid model.  Raise ``ConfigError`` if a size without a default is missing.
     """
-    hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
+    fields = read_fields(ModelShape, given)
+    hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
     at_least_one("num_attention_heads", heads)
-    if not given.number("kv_channels") and hidden % heads:
+    if not fields["kv_channels"] and hidden % heads:
         raise ConfigError(
             f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
             f"give --kv-channels"
         )
-    ffn = given.number("ffn_hidden_size") or default_ffn(hidden, given.is_on("swiglu"))
-    has_bias = given.is_on("add_bias_linear", default=True)
+    ffn = fields["ffn_hidden_size"] or default_ffn(hidden, given.is_on("swiglu"))
     is_latent = given.is_on("multi_latent_attention")
-    num_layers = given.number("num_layers", "encoder_num_layers") or given.required("num_layers")
-    is_grouped = given.is_on("group_query_attention") and not is_latent
-    return ModelShape(
-        num_layers=num_layers,
-        hidden_size=hidden,
-        ffn_hidden_size=ffn,
-        num_attention_heads=heads,
-        num_query_groups=given.number("num_query_groups", default=1) if is_grouped else heads,
-        kv_channels=given.number("kv_channels") or hidden // heads,
-        seq_length=given.number("seq_length", "encoder_seq_length") or given.required("seq_length"),
-        vocab_size=_vocab_size(given, tp),
-        is_gated=any(given.is_on(name) for name in _GATED),
-        has_bias=has_bias,
-        has_qkv_bias=given.is_on("add_qkv_bias") and not has_bias,
-        has_qk_norm=given.is_on("qk_layernorm"),
-        has_attention_gate=given.is_on("attention_output_gate") and not is_latent,
-        is_tied=not given.is_on("untie_embeddings_and_output_weights"),
-        normalization=decode(
-            Normalization, given.text("normalization", default=Normalization.LAYER_NORM.value)
-        ),
-        position_embedding=_position_embedding(given),
-        max_position_embeddings=given.number("max_position_embeddings"),
-        experts=_experts(given, ffn, num_layers),
-        latent_attention=_latent_attention(given) if is_latent else None,
-        window=_window(given, num_layers),
-        num_prediction_layers=given.number("mtp_num_layers"),
-        layer_kinds=pattern.layer_kinds if pattern else "",
-        prediction_kinds=pattern.prediction_kinds if pattern else "",
-        opaque_layers=opaque_layers(given, pattern) if pattern else (),
-    )
+    groups = heads if is_latent else fields.get("num_query_groups", heads)
+    fields |= {
+        "ffn_hidden_size": ffn,
+        "num_query_groups": groups,
+        "kv_channels": fields["kv_channels"] or hidden // heads,
+        "vocab_size": _vocab_size(given, tp),
+        "has_qkv_bias": fields["has_qkv_bias"] and not fields["has_bias"],
+        "has_attention_gate": fields["has_attention_gate"] and not is_latent,
+        "experts": _experts(given, ffn, fields["num_layers"]),
+        "window": _window(given, fields["num_layers"]),
+    }
+    if is_latent:
+        fields["latent_attention"] = LatentAttention(**read_fields(LatentAttention, given))
+    if given.is_on("use_rotary_position_embeddings"):
+        fields["position_embedding"] = PositionEmbedding.ROPE
+    if pattern:
+        fields["layer_kinds"] = pattern.layer_kinds
+        fields["prediction_kinds"] = pattern.prediction_kinds
+        fields["opaque_layers"] = opaque_layers(given, pattern)
+    return ModelShape(**fields)
 
 
 def default_ffn(hidden: int, is_swiglu: bool) -> int:
     """Return 4 x hidden; with SwiGLU 2/3 of it, rounded down to 64 (``validate_args``)."""
     return int((4 * hidden * 2 / 3) / 64) * 64 if is_swiglu else 4 * hidden
-
-
-def _position_embedding(given: Arguments) -> PositionEmbedding:
-    if given.is_on("use_rotary_position_embeddings"):
-        return PositionEmbedding.ROPE
-    kind = given.text("position_embedding_type", default=PositionEmbedding.LEARNED.value)
-    known = [p.value for p in PositionEmbedding]
-    # Megatron's other kinds (yarn, mrope, relative) have no trained table either.
-    return PositionEmbedding(kind) if kind in known else PositionEmbedding.ROPE
 
 
 def usual_vocab_size(given: Arguments) -> int:
@@ -149,44 +131,20 @@ def _vocab_size(given: Arguments, tp: int) -> int:
 
 
 def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
-    num_experts = given.number(*NUM_EXPERTS)
-    if not num_experts:
+    if not given.number(*NUM_EXPERTS):
         return None
-    freq = given.get("moe_layer_freq")
-    capacity = given.real("moe_expert_capacity_factor")
-    dispatcher = given.text("moe_token_dispatcher_type", default=Dispatcher.ALL_GATHER.value)
-    switches: dict[str, Any] = {field: given.is_on(name) for field, name in EXPERT_SWITCHES.items()}
-    return Experts(
-        num_experts=num_experts,
-        top_k=given.number("moe_router_topk", default=2),
-        ffn_hidden_size=given.number("moe_ffn_hidden_size") or ffn,
-        shared_ffn_hidden_size=given.number("moe_shared_expert_intermediate_size"),
-        layer_pattern=expert_layers(1 if freq is None else freq, num_layers),
-        # Core 0.6 to 0.11 had a second dispatcher with the suffix _seq.
-        dispatcher=decode(Dispatcher, dispatcher.removesuffix("_seq")),
-        capacity_factor=max(capacity, 0.0),
-        rank_capacity_factor=(
-            rank_capacity := max(given.real("moe_expert_rank_capacity_factor"), 0.0)
-        ),
-        stash_factor=_stash_factor(given) if rank_capacity else 0.0,
-        has_fp32_router=given.get("moe_router_dtype") is not None,
-        **switches,
-    )
-
-
-def _stash_factor(given: Arguments) -> float:
-    """Return the stash factor, 1.10 by default; of a negative one, its absolute value."""
-    if not given.is_on("moe_paged_stash"):
-        return 0.0
-    return abs(given.real("moe_paged_stash_buffer_size_factor_cuda")) or 1.1
-
-
-def _latent_attention(given: Arguments) -> LatentAttention:
-    default = LatentAttention()
-    names = LatentAttention.__dataclass_fields__
-    return LatentAttention(
-        **{name: given.number(name, default=getattr(default, name)) for name in names}
-    )
+    fields, freq = read_fields(Experts, given), given.get("moe_layer_freq")
+    rank_capacity = max(fields["rank_capacity_factor"], 0.0)
+    fields |= {
+        "ffn_hidden_size": fields["ffn_hidden_size"] or ffn,
+        "layer_pattern": expert_layers(1 if freq is None else freq, num_layers),
+        "capacity_factor": max(fields["capacity_factor"], 0.0),
+        "rank_capacity_factor": rank_capacity,
+        # The absolute value of a negative one counts.
+        "stash_factor": abs(fields.get("stash_factor", 0.0)) if rank_capacity else 0.0,
+        "has_fp32_router": given.get("moe_router_dtype") is not None,
+    }
+    return Experts(**fields)
 
 
 def _window(given: Arguments, num_layers: int) -> AttentionWindow | None:
@@ -267,3 +225,54 @@ def _value(node: ast.expr) -> Any:
 
 def _size(value: Any) -> int:
     return len(value) if isinstance(value, list) else abs(value)
+
+
+def _model_values(config: RunConfig) -> Values:
+    """Return the values of a model that follow from several of its fields, or from parts of it."""
+    model = config.model
+    values: Values = {**written_fields(model), "padded_vocab_size": model.vocab_size}
+    if model.num_query_groups == model.num_attention_heads:
+        del values["group_query_attention"], values["num_query_groups"]
+    if model.experts:
+        values |= _expert_values(model.experts)
+    if model.latent_attention:
+        values |= {"multi_latent_attention": True, **written_fields(model.latent_attention)}
+    if model.window:
+        values["window_size"] = f"{model.window.width - 1},0"
+        if model.window.layers:
+            values["window_attn_skip_freq"] = _runs(model.window.layers)
+    return values
+
+
+def _expert_values(experts: Experts) -> Values:
+    values = written_fields(experts)
+    if experts.layer_pattern:
+        values["moe_layer_freq"] = _runs(experts.layer_pattern)
+    return {**values, "moe_router_dtype": "fp32"} if experts.has_fp32_router else values
+
+
+def _runs(flags: Sequence[bool]) -> str:
+    """Return flags as Megatron evaluates them, such as ``[0]*3+[1]*58``."""
+    runs = [(int(is_set), len(list(run))) for is_set, run in groupby(flags)]
+    return "+".join(f"[{is_set}]*{num}" for is_set, num in runs)
+
+
+OF_MODEL = Setting(
+    # ``model_shape`` reads it.
+    write=_model_values,
+    part=ModelShape,
+    switches=(*("multi_latent_attention", "quick_geglu", "use_rotary_position_embeddings"),),
+    values=(
+        *("encoder_num_layers", "encoder_seq_length", "make_vocab_size_divisible_by"),
+        *("moe_layer_freq", "moe_router_dtype", "padded_vocab_size", "tokenizer_model"),
+        *("tokenizer_type", "vocab_size", "window_attn_skip_freq", "window_size"),
+    ),
+    validated=(
+        *("activation_func", "dsa_indexer_head_dim", "dsa_indexer_n_heads"),
+        *("hybrid_attention_ratio", "hybrid_mlp_ratio", "is_hybrid_model"),
+        *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads"),
+        *("linear_num_value_heads", "linear_value_head_dim", "mamba_head_dim"),
+        *("mamba_num_groups", "mamba_num_heads", "mamba_state_dim", "merge_file"),
+    ),
+)
+"""Arguments of a model that no single field holds."""

@@ -5,60 +5,110 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..errors import ConfigError
 from ..records import read_package_json
-from ..workload import CONFIG_SWITCHES, ArgumentValue, is_true, shown
+from ..workload import (
+    Argument,
+    Arguments,
+    ArgumentValue,
+    Batch,
+    Cadence,
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Parallelism,
+    RunConfig,
+    arguments_of,
+    is_true,
+    name_of,
+    shown,
+)
+from .megatron_model import OF_MODEL
+from .megatron_settings import OF_RUN, SETTINGS
+from .option_words import options_of
 
-Values: TypeAlias = "dict[str, ArgumentValue]"
-"""Argument values by name in Megatron's namespace."""
 NAMES = read_package_json(__package__, "megatron_names.json")
-"""Lists of Megatron-LM's arguments, by their treatment; ``releases`` are those whose parsers were
-read.
+"""Lists of Megatron-LM's arguments that no field holds, by their treatment; ``releases`` are those
+whose parsers were read.
 
 ``harmless`` ones do not affect time (paths, learning rates, logging), or only choose among kernels
 of one operator (fusions, dropout), which a run's samples reflect anyway, or qualify an argument
-that is listed itself (mamba_*, rl_*, fsdp_*).  ``harmless_when_validated`` exist only in the
-namespace: switches with another spelling on the command line, or arguments added by validation.
+that is listed itself (mamba_*, rl_*, fsdp_*); so do their negations (no_*, disable_*).  Some exist
+only in the namespace: switches with another spelling on the command line, or added by validation.
 """
-_DEFAULTS = dict(CONFIG_SWITCHES.values())
-"""Defaults of switches that are fields of ``RunConfig``, and therefore modelled."""
-MODELLED = frozenset((*NAMES["modelled"], *_DEFAULTS))
-"""Arguments that ``from_namespace`` reads, by name in Megatron's namespace."""
-DERIVED = frozenset(NAMES["derived"])
-"""Further names that it reads: of validated arguments, ``TransformerConfig`` or a launcher."""
-SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
-"""Settings that are on by default, and unmodelled if off."""
-SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
-    **{name: tuple(target) for name, target in NAMES["spelled"].items()},
-    **{f"{no}_{name}": (name, False) for name in SWITCHED_OFF for no in ("no", "disable")},
-    **{f"no_{name}": (name, False) for name, is_on in _DEFAULTS.items() if is_on},
+_PARTS = (ModelShape, Experts, LatentAttention, Parallelism, Batch, Cadence, RunConfig)
+ARGUMENTS: Mapping[str, Argument] = {
+    argument.name: argument for part in _PARTS for argument in arguments_of(part).values()
 }
-"""Options with another name in the namespace: that name, and the value that a switch sets."""
-PARALLEL_SWITCHES: Mapping[str, str] = {
-    "is_pipeline_before_data": "use_tp_pp_dp_mapping",
-    "is_sequence_parallel": "sequence_parallel",
-    "is_optimizer_distributed": "use_distributed_optimizer",
-    "overlaps_grad_reduce": "overlap_grad_reduce",
-    "overlaps_param_gather": "overlap_param_gather",
-    "overlaps_tp": "tp_comm_overlap",
-    "gathers_beside_update": "overlap_param_gather_with_optimizer_step",
-    "pads_buckets": "ddp_pad_buckets_for_high_nccl_busbw",
-}
-"""Switches that are off by default, by field of ``Parallelism``."""
+"""Arguments that are declared fields, by name."""
+STATED = frozenset(name for name, argument in ARGUMENTS.items() if argument.unsaid is None)
+"""Those that are always written."""
 EXPERT_SWITCHES: Mapping[str, str] = {
-    "is_padded_to_capacity": "moe_pad_expert_input_to_capacity",
-    "is_grouped": "moe_grouped_gemm",
-    "overlaps_shared": "moe_shared_expert_overlap",
-    "has_shared_gate": "moe_shared_expert_gate",
-    "is_balance_forced": "moe_router_force_load_balancing",
-    "overlaps_exchange": "overlap_moe_expert_parallel_comm",
-    "delays_weight_gradients": "delay_wgrad_compute",
+    name: argument.name for name, argument in arguments_of(Experts).items() if argument.is_switch
 }
 """Expert switches that are off by default, by field of ``Experts``."""
+_SETTINGS = (*SETTINGS, OF_MODEL, OF_RUN)
+_BEHIND = frozenset(one.behind for one in ARGUMENTS.values() if one.behind)
+SWITCHES = _BEHIND.union(
+    (name for name, argument in ARGUMENTS.items() if argument.is_switch),
+    *((*setting.switches, *setting.old_switches) for setting in _SETTINGS),
+)
+"""Modelled arguments without a value."""
+LISTS = frozenset(name for name, argument in ARGUMENTS.items() if argument.is_list).union(
+    *(setting.lists for setting in _SETTINGS)
+)
+"""Arguments that take several words."""
+MODELLED = _BEHIND.union(ARGUMENTS, *(setting.names for setting in _SETTINGS))
+"""Arguments that ``from_namespace`` reads, by name in Megatron's namespace."""
+DERIVED = (
+    frozenset(name for argument in ARGUMENTS.values() for name in argument.others).union(
+        *(setting.validated for setting in _SETTINGS)
+    )
+    - MODELLED
+)
+"""Further names that it reads: of validated arguments, ``TransformerConfig`` or a launcher."""
+
+
+def _groups() -> Iterator[frozenset[str]]:
+    yield from (setting.names for setting in SETTINGS)
+    of_layout = (*arguments_of(Parallelism).values(), *arguments_of(Batch).values())
+    of_layout += tuple(one for one in arguments_of(RunConfig).values() if one.is_of_layout)
+    alone = [one for one in of_layout if not any(one.name in s.names for s in SETTINGS)]
+    for key in sorted({one.behind or one.name for one in alone}):
+        yield frozenset((key, *(one.name for one in alone if one.behind == key)))
+
+
+GROUPS = tuple(_groups())
+"""All arguments of a layout, in groups that are only meaningful together."""
+SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
+"""Settings that are on by default, and unmodelled if off."""
+OPTIONS: Mapping[str, tuple[str, ArgumentValue]] = {
+    **{
+        name: (argument.option, False if argument.is_usually_on else None)
+        for name, argument in ARGUMENTS.items()
+        if argument.option
+    },
+    "fp4": ("fp4_format", None),
+    "fp4_param": ("fp4_param_gather", None),
+    "fp8": ("fp8_format", None),
+    "nccl_ub": ("use_nccl_ub", None),
+    "torch_fsdp2_reshard_after_forward": ("torch_fsdp2_no_reshard_after_forward", False),
+    **{name: (f"disable_{name}", False) for name in SWITCHED_OFF},
+}
+"""Arguments whose option is spelled otherwise: that option, and the value that a switch sets."""
+SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
+    **{option: (name, constant) for name, (option, constant) in OPTIONS.items()},
+    **{f"no_{name}": (name, False) for name in SWITCHED_OFF},
+    "checkpoint_activations": ("recompute_granularity", "full"),
+    "fp8_e4m3": ("fp8", "e4m3"),
+    "fp8_hybrid": ("fp8", "hybrid"),
+    "persistent_save_interval": ("save_interval", None),
+}
+"""Options with another name in the namespace: that name, and the value that a switch sets."""
 UNMODELLED_SETTINGS: Mapping[str, Sequence[str]] = {
-    **{name: () for name in NAMES["left_out"] if name not in MODELLED},
+    **{n: () for n in (*NAMES["left_out"], *NAMES["left_out_aside"]) if n not in MODELLED},
     **NAMES["left_out_unless"],
 }
 """Unmodelled settings that affect time or memory, with the values besides ``_OFF`` that disable
@@ -68,13 +118,13 @@ MOVES_ALONE = {quantity: frozenset(names) for quantity, names in NAMES["moves_al
 other one may move both."""
 UNMODELLED_FACTOR = 2.0
 """Assumed factor by which an unmodelled option may change a step, unless a better one is known."""
-ASIDE = frozenset(NAMES["aside"])
+ASIDE = frozenset((*NAMES["aside"], *NAMES["left_out_aside"]))
 """Unmodelled settings that are reported and widen the interval by their measured error, but do not
 prevent an estimate: those for logging or work between steps, and deterministic mode, in which most
 public steps of Megatron's own CI ran.  Also keys of trainers' files that are no training options,
 such as scheduling, logging and checkpoints."""
-HARMLESS = frozenset(NAMES["harmless"]) - MODELLED - SPELLED.keys()
-_HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
+HARMLESS = frozenset(NAMES["harmless"])
+_NEGATION = re.compile("^(no|disable)_")
 # Values that disable a setting, as a shell, YAML or Python writes them.
 _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(UNMODELLED_SETTINGS) | set(SWITCHED_OFF)
@@ -82,19 +132,16 @@ _READ = MODELLED | DERIVED | set(UNMODELLED_SETTINGS) | set(SWITCHED_OFF)
 _BRACKETS = re.compile(r"[\[\],]")
 _ENVIRONMENT = re.compile(r"env(ironment)?(s|_?var(iable)?s?)?", re.IGNORECASE)
 """Names of a file's section of variables, such as ``ENV_VARS`` of Megatron's functional tests."""
-SWITCHES = frozenset((*NAMES["switches"], *_DEFAULTS))
-TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
-"""Groups of arguments that define one setting together, in several equivalent spellings."""
-GROUPS = (
-    *TOGETHER.values(),
-    *(frozenset((n,)) for n in NAMES["layout"] if not any(n in g for g in TOGETHER.values())),
-)
-"""All arguments of a layout, in groups that are only meaningful together."""
-LISTS = (
-    *("cp_comm_type", "cuda_graph_scope", "offload_modules", "rampup_batch_size"),
-    *("recompute_modules", "hierarchical_context_parallel_sizes"),
-)
-"""Arguments that take several words."""
+
+
+def target_of(option: str) -> tuple[str, ArgumentValue]:
+    """Return the argument that an option sets, and its value if the option alone sets that.
+
+    >>> target_of("--disable-bias-linear"), target_of("--num-layers")
+    (('add_bias_linear', False), ('num_layers', None))
+    """
+    name = name_of(option)
+    return SPELLED.get(name, (name, None))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,8 +154,7 @@ class ArgumentTable:
 
     def put(self, written: str, value: object) -> None:
         """Add one argument as written; ``value`` is True for a switch."""
-        name = written.lstrip("-").replace("-", "_")
-        target, constant = SPELLED.get(name, (name, None))
+        target, constant = target_of(written)
         if constant is not None:
             if is_true(value):
                 self.values[target] = constant
@@ -116,7 +162,7 @@ class ArgumentTable:
             if target in LISTS and isinstance(value, str):
                 value = _BRACKETS.sub(" ", value).split()
             self.values[target] = value
-        elif not _is_harmless(name):
+        elif not _is_harmless(name_of(written)):
             self.unknown.append(written)
 
 
@@ -125,8 +171,7 @@ def read_words(argv: Sequence[str]) -> ArgumentTable:
     do expansions after a switch or a value, which may hold further options."""
     table = ArgumentTable()
     for option, words in options_of(argv):
-        name = option[2:].replace("-", "_")
-        target, constant = SPELLED.get(name, (name, None))
+        target, constant = target_of(option)
         first = 0 if not option or constant is not None or target in SWITCHES else 1
         stray = [word for word in words[first:] if not option or is_expansion(word)]
         table.unknown += stray
@@ -160,7 +205,7 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     seen: dict[str, object] = {}
     for section in sections:
         for written, value in section.items():
-            key, name = str(written), str(written).lstrip("-").replace("-", "_")
+            key, name = str(written), name_of(str(written))
             if isinstance(value, Mapping) and name not in ASIDE:
                 if _ENVIRONMENT.fullmatch(key):
                     table.variables |= {str(n): str(v) for n, v in value.items() if v is not None}
@@ -188,37 +233,11 @@ def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     return table
 
 
-def options_of(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each option with its words; words before the first have the option ``""``."""
-    option, words = "", []
-    for word in argv:
-        if word.startswith("--") and len(word) > 2:
-            if option or words:
-                yield option, words
-            option, joined, value = word.partition("=")
-            words = [value] if joined else []
-        else:
-            words.append(word)
-    if option or words:
-        yield option, words
-
-
-def option_words(option: str, words: Sequence[str]) -> list[str]:
-    """Return an option with its words as one writes them: a word with a dash in front is joined.
-
-    >>> option_words("--hybrid-layer-pattern", ["-*-"]), option_words("--bf16", [])
-    (['--hybrid-layer-pattern=-*-'], ['--bf16'])
-    """
-    if len(words) == 1 and words[0].startswith("-"):
-        return [f"{option}={words[0]}"]
-    return [option, *words]
-
-
-def unmodelled_settings(args: object) -> tuple[str, ...]:
-    """Return names of unmodelled settings that are in use, from an argument namespace."""
-    words = {name: str(getattr(args, name, None)) for name in UNMODELLED_SETTINGS}
+def unmodelled_settings(given: Arguments) -> tuple[str, ...]:
+    """Return names of unmodelled settings that are in use."""
+    words = {name: str(given.get(name)) for name in UNMODELLED_SETTINGS}
     used = [name for name, word in words.items() if word not in (*_OFF, *UNMODELLED_SETTINGS[name])]
-    return (*used, *(name for name in SWITCHED_OFF if getattr(args, name, None) is False))
+    return (*used, *(name for name in SWITCHED_OFF if given.get(name) is False))
 
 
 def moves(name: str, quantity: str) -> bool:
@@ -236,7 +255,6 @@ def is_known(name: str) -> bool:
 
 
 def _is_harmless(name: str) -> bool:
-    names = (name, f"no_{name}", f"disable_{name}")
     if name.partition("_")[0] in ("calibrate", "forerun"):  # ours
         return True
-    return name in _HARMLESS_WHEN_VALIDATED or any(n in HARMLESS for n in names)
+    return _NEGATION.sub("", name) in HARMLESS

@@ -19,8 +19,9 @@ from ..workload import (
     Recompute,
     RunConfig,
     Sharding,
+    Values,
 )
-from .megatron_options import Values
+from .megatron_settings import is_fsdp2
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
@@ -56,7 +57,7 @@ def required_values(config: RunConfig, given: Mapping[str, object]) -> Values:
     Megatron's defaults, are returned.
     """
     values: Values = {}
-    is_torch = _is_fsdp2(config) or "use_torch_fsdp2" in given
+    is_torch = is_fsdp2(config) or "use_torch_fsdp2" in given
     form = str(given.get("ckpt_format", "torch_dist"))
     wanted = _checkpoint_form(config, form, is_torch=is_torch)
     if wanted != form:
@@ -103,11 +104,6 @@ def environment(config: RunConfig, seen: Mapping[str, str]) -> dict[str, str]:
 def is_fsdp(config: RunConfig) -> bool:
     """Return True if gradients or weights are sharded too, by Megatron's FSDP or PyTorch's."""
     return config.parallelism.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
-
-
-def _is_fsdp2(config: RunConfig) -> bool:
-    par = config.parallelism
-    return par.shards_weights and not par.regathers_weights
 
 
 def _checkpoint_form(config: RunConfig, given: str, *, is_torch: bool) -> str:
@@ -162,7 +158,7 @@ def _of_sharding(config: RunConfig) -> Iterator[str]:
         yield (
             "--use-precision-aware-optimizer needs --use-distributed-optimizer; add the latter too"
         )
-    if not _is_fsdp2(config):
+    if not is_fsdp2(config):
         return
     if par.pp > 1 or par.ep > 1:
         yield "--use-torch-fsdp2 takes neither pipeline nor expert parallelism; set pp 1 and ep 1"
@@ -305,7 +301,7 @@ _ONLY_WHERE: Mapping[str, Callable[[RunConfig], bool]] = {
     "check_weight_hash_across_dp_replicas_interval": lambda config: (
         not config.parallelism.shards_weights
     ),
-    "fsdp_manual_registration": lambda config: is_fsdp(config) and not _is_fsdp2(config),
+    "fsdp_manual_registration": lambda config: is_fsdp(config) and not is_fsdp2(config),
     "reuse_grad_buf_for_mxfp8_param_ag": lambda config: (
         config.keeps_fp8_params and config.parallelism.overlaps_param_gather and not is_fsdp(config)
     ),

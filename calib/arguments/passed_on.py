@@ -12,15 +12,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ..records import read_package_json
+from ..workload import name_of
 from .megatron_command import split_launcher
-from .megatron_options import is_known
+from .megatron_options import LISTS, is_known
+from .option_words import owners, sayings
 
 MASK = "***"
 """Replacement for a value that is not stored."""
 _NAMES = read_package_json(__package__, "kept_names.json")
 _KNOWN = frozenset((*_NAMES["trainer"], *_NAMES["launcher"], *_NAMES["batches"]))
 """Options of the trainer and of launchers, and usual batch options of custom loops."""
-_MANY = frozenset(_NAMES["many"])
+_MANY = LISTS.union(_NAMES["many"])
 """Options with more than one value."""
 _STARTERS = frozenset(_NAMES["starters"])
 _SCRIPTS = (".py", ".sh", ".sbatch")
@@ -76,11 +78,11 @@ def unmask_arguments(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[
     """
     values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     masked = masked_arguments(host_argv)
-    for (option, word), real in zip(_with_options(masked), host_argv, strict=True):
+    for (option, word), real in zip(owners(masked), host_argv, strict=True):
         if word != real:
             values[option, word].append(real)
     out: list[str] = []
-    for option, word in _with_options(advised):
+    for option, word in owners(advised):
         if MASK not in word:
             out.append(word)
             continue
@@ -100,7 +102,7 @@ def is_secret_name(name: str) -> bool:
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "--api-key", "tokenizer_type", "lr")]
     [True, True, False, False]
     """
-    plain = name.lower().lstrip("-+").replace("-", "_")
+    plain = name_of(name.lower().lstrip("-+"))
     if is_known(plain) or plain in _KNOWN:
         return False
     return _HAS_SECRET_NAME.search(re.sub(r"[_.]", "", plain)) is not None
@@ -126,47 +128,32 @@ def _masked_match(match: re.Match[str]) -> str:
 
 def _masked_words(words: Sequence[str]) -> Iterator[str]:
     """Yield options and their values, masked; words that belong to no option are masked too."""
-    option, num_remaining = "", 0
-    for word in words:
-        name, equals, value = word.partition("=")
-        assigned = _ASSIGNED.fullmatch(word)
-        if _is_option(word):
-            option = name
-            num_remaining = 0 if equals else _num_words(name)
-            if _NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2):
-                yield word[:2] + MASK
-            elif equals:
-                yield f"{name}={masked_text(value) if _is_public_option(name) else MASK}"
-            else:
-                yield name
-        elif num_remaining and _is_public_option(option):
-            num_remaining -= 1
-            yield masked_text(word)
-        elif assigned is not None:
-            known = _is_public_option("--" + assigned[1].lstrip("+").rpartition(".")[2])
-            yield f"{assigned[1]}={masked_text(assigned[2]) if known else MASK}"
-        else:
-            yield MASK
+    for said in sayings(words):
+        name, is_public = said.option, _is_public_option(said.option)
+        if name and (_NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2)):
+            yield name[:2] + MASK
+        elif said.joined is not None:
+            yield f"{name}={masked_text(said.joined) if is_public else MASK}"
+        elif name:
+            yield name
+        num_values = _num_words(name) if is_public and said.joined is None else 0
+        for place, word in enumerate(said.after):
+            yield masked_text(word) if place < num_values else _masked_word(word)
 
 
-def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each word with the option before it."""
-    option = ""
-    for word in words:
-        if _is_option(word):
-            option = word.partition("=")[0]
-        yield option, word
-
-
-def _is_option(word: str) -> bool:
-    """Return True for an option; negative numbers are values."""
-    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and word[1] != "."
+def _masked_word(word: str) -> str:
+    """Return a word that is no option's value: an assignment of a known name stays."""
+    assigned = _ASSIGNED.fullmatch(word)
+    if assigned is None:
+        return MASK
+    is_public = _is_public_option("--" + assigned[1].lstrip("+").rpartition(".")[2])
+    return f"{assigned[1]}={masked_text(assigned[2]) if is_public else MASK}"
 
 
 def _is_public_option(option: str) -> bool:
     if not option.startswith("--"):
         return False
-    name = option[2:].replace("-", "_")
+    name = name_of(option)
     if name.partition("_")[0] in ("calibrate", "forerun"):
         return not is_secret_name(name)
     # Dotted paths (``--training.local_batch_size``) are recognized by their last part.
@@ -175,4 +162,4 @@ def _is_public_option(option: str) -> bool:
 
 
 def _num_words(option: str) -> int:
-    return 1_000_000 if option[2:].replace("-", "_") in _MANY else 1
+    return 1_000_000 if name_of(option) in _MANY else 1

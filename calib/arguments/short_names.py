@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..errors import ConfigError
 from ..workload import NAMED_CHOICES, AxisValue, RunConfig, choice, shown
-from .megatron_options import option_words, options_of
+from .option_words import option_words, options_of
 
 _BY_NAME = {name: one for one in NAMED_CHOICES for name in one.names}
 _DEGREES = ("gpus", "tp", "pp", "vpp", "cp", "ep", "etp", "dp")

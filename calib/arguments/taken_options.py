@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..workload import RunConfig
-from .megatron_options import NAMES, Values
+from ..workload import RunConfig, Values, name_of
+from .megatron_options import GROUPS
 from .megatron_rules import required_values
+from .megatron_settings import SETTINGS
 from .megatron_values import as_options, layout_values
 
 TRANSFORMER_ENGINE = "transformer_engine"
@@ -18,22 +19,12 @@ TRANSFORMER_ENGINE = "transformer_engine"
 NEEDS_ENGINE = frozenset({"layernorm", "mla_up_proj", "moe_act"})
 """Recomputed modules whose output is dropped: core_v0.16.1's ``CheckpointWithoutOutput`` asks
 Transformer Engine whether 8 bits are in use (``tensor_parallel/random.py``), whatever runs."""
-_READ_ALONE = frozenset(
-    (
-        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
-        *("num_virtual_stages_per_pipeline_rank", "moe_layer_recompute", "recompute_activations"),
-        *("enable_cuda_graph", "external_cuda_graph", "main_grads_dtype", "main_params_dtype"),
-        "use_custom_fsdp",
-    )
-)
-"""Other spellings, which are read but never written."""
 _REQUIRED_NAMES = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
 
 
 def _options() -> dict[str, str]:
-    together = (name for names in NAMES["said_together"].values() for name in names)
-    names = sorted({*NAMES["layout"], *together, *_REQUIRED_NAMES} - _READ_ALONE)
+    old = {name for one in SETTINGS for name in (*one.old_switches, *one.old_values)}
+    names = sorted(frozenset(_REQUIRED_NAMES).union(*GROUPS) - old)
     spelled = {name: option for name in names for option, _ in as_options({name: name})}
     return {option: name for name, option in spelled.items()}
 
@@ -47,7 +38,7 @@ def options_in(names: Collection[str]) -> frozenset[str]:
     return frozenset(
         option
         for option, name in LAYOUT_OPTIONS.items()
-        if name in names or option[2:].replace("-", "_") in names
+        if name in names or name_of(option) in names
     )
 
 
@@ -69,7 +60,7 @@ def unsupported_options_reason(config: RunConfig, running: RunConfig) -> str:
     """
     if not running.absent:
         return ""
-    there, here = _stated_values(config), _stated_values(running)
+    there, here = _said_values(config), _said_values(running)
     differing = {
         name: there.get(name, here.get(name))
         for name in there.keys() | here.keys()
@@ -87,5 +78,5 @@ def unsupported_options_reason(config: RunConfig, running: RunConfig) -> str:
     return ""
 
 
-def _stated_values(config: RunConfig) -> Values:
+def _said_values(config: RunConfig) -> Values:
     return {**layout_values(config), **required_values(config, {})}

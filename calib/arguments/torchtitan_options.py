@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigError
 from ..workload import TORCHTITAN, shown, whole, write_layout
-from .megatron_options import options_of
+from .option_words import options_of
 
 _NAMES: Mapping[str, str] = {
     "tensor_parallel_degree": "--tensor-model-parallel-size",

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -225,8 +224,7 @@ def _config(
     given: Mapping[str, Any], canonical_cells: Mapping[str, str], traits: frozenset[Trait]
 ) -> RunConfig:
     """Return the run's config from Megatron's arguments and our own columns."""
-    # A mapping would not report the options that are left out.
-    config = from_namespace(SimpleNamespace(**given))
+    config = from_namespace(given)
     layout = with_split_columns(
         replace(
             config.parallelism,

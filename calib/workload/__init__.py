@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
+    from .argument_fields import Argument, arguments_of, read_fields, switch, written_fields
     from .argument_values import (
         Arguments,
         ArgumentValue,
         QuickEnum,
+        Values,
         is_true,
+        name_of,
         option_of,
         shown,
         whole,
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
         Placement,
     )
     from .config import (
-        CONFIG_SWITCHES,
         TORCHTITAN,
         VOCAB_MULTIPLE,
         Attention,
@@ -55,7 +57,6 @@ if TYPE_CHECKING:
         Precision,
         Recompute,
         RunConfig,
-        switch,
         switch_values,
         takes_options,
     )
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
         EXPERTS_SYMBOL,
         MLP_SYMBOL,
         MOST,
-        OPAQUE_SYMBOLS,
         AttentionWindow,
         Dispatcher,
         Experts,
@@ -101,7 +101,6 @@ if TYPE_CHECKING:
     )
     from .ranks import group, group_call, num_nodes, position
     from .recording import (
-        FILES_NBYTES,
         MESSAGE_NBYTES,
         PACKED_NBYTES,
         SMALL_WORLD,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from ..errors import ConfigError
 
 ArgumentValue: TypeAlias = "str | int | float | bool | list[str] | None"
 """Value of an argument; None if it is not given."""
+Values: TypeAlias = "dict[str, ArgumentValue]"
+"""Argument values by name in Megatron's namespace."""
 
 # Larger numbers do not fit in the columns of the tables, and no size comes near.
 _MOST = 2**63
@@ -24,15 +25,22 @@ class Arguments:
     """Reader of a namespace or mapping by one or several names; ``None`` counts as not given."""
 
     def __init__(self, args: object) -> None:
-        self._args = SimpleNamespace(**args) if isinstance(args, Mapping) else args
+        is_mapping = isinstance(args, Mapping)
+        self._of: Callable[[str], Any] = args.get if is_mapping else _attributes(args)
 
     def get(self, *names: str) -> object:
         """Return the first value that is given, else None."""
         for name in names:
-            value = getattr(self._args, name, None)
+            value = self._of(name)
             if value is not None:
                 return value
         return None
+
+    def put_over(self, values: Mapping[str, ArgumentValue]) -> Arguments:
+        """Return the arguments with these values over them; None leaves one out."""
+        below, over = self._of, Arguments({})
+        over._of = lambda name: values[name] if name in values else below(name)
+        return over
 
     def number(self, *names: str, default: int = 0) -> int:
         """Return a whole number; raise ``ConfigError`` with the option's name for another value."""
@@ -78,9 +86,22 @@ class Arguments:
         return tuple(str(v) for v in value) if isinstance(value, list | tuple) else (str(value),)
 
 
+def _attributes(args: object) -> Callable[[str], Any]:
+    return lambda name: getattr(args, name, None)
+
+
 def option_of(name: str) -> str:
     """Return the command-line option of a name in the namespace."""
     return "--" + name.replace("_", "-")
+
+
+def name_of(option: str) -> str:
+    """Return the name in the namespace of a command-line option.
+
+    >>> name_of("--num-layers")
+    'num_layers'
+    """
+    return option.lstrip("-").replace("-", "_")
 
 
 def is_true(value: object) -> bool:

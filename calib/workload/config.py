@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
-from typing import Any
 
 from ..errors import ConfigError
 from ..plain_json import Json
+from .argument_fields import arguments_of, listed, number, real, switch, words
 from .config_json import Encoded, decode
 from .model_shape import (
     Dispatcher,
@@ -36,9 +36,9 @@ from .parallelism import ContextComm, Engine, Parallelism, Sharding
 class Batch:
     """Micro-batch and global batch."""
 
-    micro_batch_size: int
+    micro_batch_size: int = number("micro_batch_size")
     """Samples of one forward pass."""
-    global_batch_size: int
+    global_batch_size: int = number("global_batch_size", unsaid=0, is_stated=True)
     """Samples of one step, over all replicas."""
 
     def __post_init__(self) -> None:
@@ -68,10 +68,10 @@ class CheckpointForm(Enum):
 class Cadence:
     """Length of the run, and events between steps; 0 means never or unknown."""
 
-    train_iters: int = 0
-    eval_interval: int = 0
-    eval_iters: int = 0
-    save_interval: int = 0
+    train_iters: int = number("train_iters", default=0)
+    eval_interval: int = number("eval_interval", default=0)
+    eval_iters: int = number("eval_iters", default=0, is_stated=True)
+    save_interval: int = number("save_interval", default=0)
     rampup_batch_size: tuple[int, ...] = ()
     """First global batch size, its increment, and samples until it is reached."""
     step_batch_size_schedule: str = ""
@@ -176,15 +176,6 @@ VOCAB_MULTIPLE = 128
 """Megatron's default of ``--make-vocab-size-divisible-by``, which it multiplies by tp."""
 
 
-def switch(option: str, *, default: bool = False) -> Any:
-    """Return a dataclass field that is a Megatron switch; ``option``: the name of its argument.
-
-    Nothing else is needed to read the argument from namespaces and launch lines, to write it into
-    them, and to make it part of the key of a block (docs/extending/megatron_argument.md).
-    """
-    return field(default=default, metadata={"switch": option})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Encoded):
     """Everything that determines a step, plus the cadence of the run."""
@@ -204,7 +195,15 @@ class RunConfig(Encoded):
     wide_layers: tuple[int, int] = (0, 0)
     """First and last layers of an fp8 model whose products stay in 16 bits
     (``--first-last-layers-bf16``)."""
-    attention: Attention = Attention.AUTO
+    attention: Attention = field(
+        default=Attention.AUTO,
+        metadata=words(
+            "attention_backend",
+            Attention.AUTO,
+            spelled={"flash": Attention.FUSED, "local": Attention.UNFUSED},
+            unknown=Attention.AUTO,
+        ),
+    )
     """Kernels of attention."""
     recompute: Recompute = Recompute.NONE
     """Activations that the backward phase recomputes."""
@@ -217,22 +216,26 @@ class RunConfig(Encoded):
     recomputed (``--recompute-method uniform --recompute-num-layers``)."""
     distributes_saved_activations: bool = False
     """The saved input of a recomputed layer is split over tp and gathered for the recompute."""
-    hidden_dropout: float = 0.0
+    hidden_dropout: float = real("hidden_dropout", is_stated=True)
     """Probability; above 0 the backward phase needs a mask."""
-    attention_dropout: float = 0.0
+    attention_dropout: float = real("attention_dropout", is_stated=True)
     """Probability; above 0 the backward phase needs a mask."""
     is_softmax_fused: bool = switch("masked_softmax_fusion", default=True)
     """Scale, mask and softmax of unfused attention are one kernel."""
-    is_softmax_wide: bool = True
-    """Without that kernel softmax runs in fp32 (``--attention-softmax-in-fp32``)."""
-    is_loss_fused: bool = switch("cross_entropy_loss_fusion")
-    """Cross-entropy is one kernel (``--cross-entropy-loss-fusion``)."""
+    is_softmax_wide: bool = switch(
+        "attention_softmax_in_fp32", "apply_query_key_layer_scaling", default=True, unsaid=False
+    )
+    """Without that kernel softmax runs in fp32."""
+    is_loss_fused: bool = switch("cross_entropy_loss_fusion", is_of_layout=True)
+    """Cross-entropy is one kernel."""
     keeps_fp32_logits: bool = True
     """The loss works on an fp32 copy of the logits; Transformer Engine's works in place."""
     fuses_head: bool = False
     """Output product and loss run together, piece by piece, so that whole logits never exist
     (``--cross-entropy-fusion-impl linear``, Liger's head, torchtitan's chunked loss)."""
-    fuses_gradient_accumulation: bool = switch("gradient_accumulation_fusion", default=True)
+    fuses_gradient_accumulation: bool = switch(
+        "gradient_accumulation_fusion", default=True, is_of_layout=True
+    )
     """Weight gradients are accumulated within their products."""
     fuses_norms: bool = field(default=False, compare=False)
     """Norms before attention and MLP run inside the products after them, as Transformer Engine's
@@ -250,25 +253,33 @@ class RunConfig(Encoded):
     optimizer_state_nbytes: int = 0
     """Bytes of optimizer states per parameter; 0: two moments in fp32 and, in mixed precision, a
     copy in fp32."""
-    optimizer_offload_frac: float = 0.0
+    optimizer_offload_frac: float = real(
+        "optimizer_offload_fraction", usual=1.0, behind="optimizer_cpu_offload", is_of_layout=True
+    )
     """Share of the optimizer's states in host memory."""
-    overlaps_optimizer_offload: bool = False
-    """Transfers of gradients and weights overlap the host's update
-    (``--overlap-cpu-optimizer-d2h-h2d``)."""
+    overlaps_optimizer_offload: bool = switch(
+        "overlap_cpu_optimizer_d2h_h2d", behind="optimizer_cpu_offload", is_of_layout=True
+    )
+    """Transfers of gradients and weights overlap the host's update."""
     is_compiled: bool = False
     """Layers are compiled (``torch.compile``), which retain only tensors that the backward phase
     reads."""
     sharded_update_calls: int = 0
     """Optimizer calls per step over the whole model, one per tensor that it iterates over, if
     weights are sharded tensors (DTensor).  0: shards are plain."""
-    defers_head_gradients: bool = False
-    """Weight gradients of the output table are deferred to the end of the last stage's passes
-    (``--defer-embedding-wgrad-compute``)."""
-    head_deferral_limit: int = 0
+    defers_head_gradients: bool = switch("defer_embedding_wgrad_compute", is_of_layout=True)
+    """Weight gradients of the output table are deferred to the end of the last stage's passes."""
+    head_deferral_limit: int = number(
+        "wgrad_deferral_limit",
+        default=0,
+        behind="defer_embedding_wgrad_compute",
+        is_of_layout=True,
+    )
     """Most micro-batches with deferred gradients; 0: all."""
-    offload_modules: tuple[str, ...] = ()
-    """Modules whose inputs are in host memory until the backward phase, by Megatron's names
-    (``--fine-grained-activation-offloading``)."""
+    offload_modules: tuple[str, ...] = listed(
+        "offload_modules", behind="fine_grained_activation_offloading", is_of_layout=True
+    )
+    """Modules whose inputs are in host memory until the backward phase, by Megatron's names."""
     uses_cuda_graphs: bool = False
     """Host launches are replayed, so that they cost nothing."""
     cuda_graph_scope: tuple[str, ...] = ()
@@ -470,14 +481,10 @@ class RunConfig(Encoded):
         return decode(RunConfig, value)
 
 
-CONFIG_SWITCHES: Mapping[str, tuple[str, bool]] = {
-    one.name: (one.metadata["switch"], bool(one.default))
-    for one in fields(RunConfig)
-    if "switch" in one.metadata
-}
-"""Megatron's argument and its default, keyed by the switch field of ``RunConfig``."""
-switch_values: Callable[[RunConfig], tuple[bool, ...]] = attrgetter(*CONFIG_SWITCHES)
-"""Return the values of a config's switch fields, in the order of ``CONFIG_SWITCHES``."""
+switch_values: Callable[[RunConfig], tuple[bool, ...]] = attrgetter(
+    *(name for name, argument in arguments_of(RunConfig).items() if argument.is_switch)
+)
+"""Return the values of a config's switches."""
 
 
 def check_layout(model: ModelShape, par: Parallelism, batch: Batch) -> None:
@@ -553,11 +560,11 @@ def _check_degrees(model: ModelShape, par: Parallelism) -> None:
 
 def _check_replicas(par: Parallelism) -> None:
     """Check ``initialize_model_parallel``'s rule (core 0.16.1) for dense and expert replicas."""
-    for name, number in (("dp x cp", par.dp * par.cp), ("expert dp", par.expert_dp)):
-        if number % par.num_optimizer_instances:
+    for name, replicas in (("dp x cp", par.dp * par.cp), ("expert dp", par.expert_dp)):
+        if replicas % par.num_optimizer_instances:
             raise ConfigError(
                 f"num_optimizer_instances {par.num_optimizer_instances} does not divide {name} "
-                f"{number}; choose from {_divisors(number)}"
+                f"{replicas}; choose from {_divisors(replicas)}"
             )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Integral
 
 from ..errors import ConfigError
+from .argument_fields import number, real, switch, words
 from .argument_values import QuickEnum
 
 MOST_OTHERS = 10**9
@@ -80,23 +81,31 @@ class RankLoad:
 class Experts:
     """The mixture-of-experts layers of a model."""
 
-    num_experts: int
-    top_k: int = 2
-    ffn_hidden_size: int
+    num_experts: int = number("num_experts", "num_moe_experts")
+    top_k: int = number("moe_router_topk", default=2, is_stated=True)
+    ffn_hidden_size: int = number("moe_ffn_hidden_size", unsaid=0)
     """Width of one routed expert."""
-    shared_ffn_hidden_size: int = 0
+    shared_ffn_hidden_size: int = number("moe_shared_expert_intermediate_size", default=0)
     """Width of all shared experts together; 0 means none."""
     layer_pattern: tuple[bool, ...] = ()
     """Which layers have experts, first to last; empty means all."""
-    dispatcher: Dispatcher = Dispatcher.ALL_GATHER
-    capacity_factor: float = 0.0
+    # Core 0.6 to 0.11 had a second dispatcher with the suffix _seq.
+    dispatcher: Dispatcher = field(
+        default=Dispatcher.ALL_GATHER,
+        metadata=words(
+            "moe_token_dispatcher_type",
+            Dispatcher.ALL_GATHER,
+            spelled={f"{one.value}_seq": one for one in Dispatcher},
+        ),
+    )
+    capacity_factor: float = real("moe_expert_capacity_factor")
     """Most tokens of an expert over the mean; 0 means that none are dropped."""
-    is_padded_to_capacity: bool = False
-    is_grouped: bool = False
+    is_padded_to_capacity: bool = switch("moe_pad_expert_input_to_capacity")
+    is_grouped: bool = switch("moe_grouped_gemm")
     """One grouped product for all experts of a rank instead of one product per expert."""
-    overlaps_shared: bool = False
+    overlaps_shared: bool = switch("moe_shared_expert_overlap")
     """The shared experts overlap the exchange of tokens."""
-    has_shared_gate: bool = False
+    has_shared_gate: bool = switch("moe_shared_expert_gate")
     """A learned gate scales the output of the shared experts."""
     has_fp32_router: bool = False
     """Weights of routed tokens travel in fp32 (``--moe-router-dtype fp32``)."""
@@ -105,22 +114,20 @@ class Experts:
     ``routing.imbalance``."""
     measured: tuple[RankLoad, ...] = ()
     """Measured imbalance, by the number of ranks."""
-    is_balance_forced: bool = False
-    """The router's choice is replaced by an even one, as in benchmarks
-    (``--moe-router-force-load-balancing``)."""
-    overlaps_exchange: bool = False
-    """The exchange overlaps the passes of another micro-batch
-    (``--overlap-moe-expert-parallel-comm``)."""
-    delays_weight_gradients: bool = False
-    """Weight gradients are delayed so that they overlap the exchange too
-    (``--delay-wgrad-compute``)."""
-    rank_capacity_factor: float = 0.0
+    is_balance_forced: bool = switch("moe_router_force_load_balancing")
+    """The router's choice is replaced by an even one, as in benchmarks."""
+    overlaps_exchange: bool = switch("overlap_moe_expert_parallel_comm")
+    """The exchange overlaps the passes of another micro-batch."""
+    delays_weight_gradients: bool = switch("delay_wgrad_compute")
+    """Weight gradients are delayed so that they overlap the exchange too."""
+    rank_capacity_factor: float = real("moe_expert_rank_capacity_factor")
     """Capacity of a rank's buffers in rows, over even routing, so that the host need not wait for
-    counts (``--moe-expert-rank-capacity-factor``); 0 if buffers are as large as needed."""
-    stash_factor: float = 0.0
-    """Capacity of the pages of all layers together in rows, over even routing
-    (``--moe-paged-stash``): activations saved for the backward phase are copied there from the
-    large buffers; 0 without."""
+    counts; 0 if buffers are as large as needed."""
+    stash_factor: float = real(
+        "moe_paged_stash_buffer_size_factor_cuda", usual=1.1, behind="moe_paged_stash"
+    )
+    """Capacity of the pages of all layers together in rows, over even routing: activations saved
+    for the backward phase are copied there from the large buffers; 0 without."""
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "ffn_hidden_size"):
@@ -149,12 +156,12 @@ class Experts:
 class LatentAttention:
     """Multi-latent attention (DeepSeek-V2): low-rank queries, keys and values."""
 
-    q_lora_rank: int = 0
+    q_lora_rank: int = number("q_lora_rank", default=0)
     """Width of the query latent; 0 means that queries are projected directly."""
-    kv_lora_rank: int = 32
-    qk_head_dim: int = 128
-    qk_pos_emb_head_dim: int = 64
-    v_head_dim: int = 128
+    kv_lora_rank: int = number("kv_lora_rank", default=32, is_stated=True)
+    qk_head_dim: int = number("qk_head_dim", default=128, is_stated=True)
+    qk_pos_emb_head_dim: int = number("qk_pos_emb_head_dim", default=64, is_stated=True)
+    v_head_dim: int = number("v_head_dim", default=128, is_stated=True)
 
     def __post_init__(self) -> None:
         not_negative("q_lora_rank", self.q_lora_rank)
@@ -234,39 +241,49 @@ class OpaqueLayer:
 class ModelShape:
     """A GPT or hybrid model as Megatron builds it; sizes of the whole model, before any split."""
 
-    num_layers: int
+    num_layers: int = number("num_layers", "encoder_num_layers")
     """Transformer layers; for a hybrid model, symbols of its pattern."""
-    hidden_size: int
+    hidden_size: int = number("hidden_size")
     """Width of the residual stream."""
-    ffn_hidden_size: int
+    ffn_hidden_size: int = number("ffn_hidden_size", unsaid=0)
     """Inner width of the MLP; for a gated one, width of each half."""
-    num_attention_heads: int
+    num_attention_heads: int = number("num_attention_heads")
     """Query heads."""
-    num_query_groups: int
+    num_query_groups: int = number(
+        "num_query_groups", unsaid=1, is_stated=True, behind="group_query_attention"
+    )
     """Key and value heads; as many as query heads without grouping."""
-    kv_channels: int
+    kv_channels: int = number("kv_channels", unsaid=0)
     """Width of a head."""
-    seq_length: int
+    seq_length: int = number("seq_length", "encoder_seq_length")
     """Tokens of a sample."""
     vocab_size: int
     """Rows of the embedding after the running layout's padding."""
-    is_gated: bool = False
+    is_gated: bool = switch("swiglu", "gated_linear_unit", "quick_geglu")
     """The MLP has a gate, such as SwiGLU."""
-    has_bias: bool = True
+    has_bias: bool = switch("add_bias_linear", default=True, option="disable_bias_linear")
     """Linear layers have biases."""
-    has_qkv_bias: bool = False
+    has_qkv_bias: bool = switch("add_qkv_bias")
     """The query, key and value product has a bias even if ``has_bias`` is off."""
-    has_qk_norm: bool = False
+    has_qk_norm: bool = switch("qk_layernorm")
     """Queries and keys are normalised."""
-    has_attention_gate: bool = False
+    has_attention_gate: bool = switch("attention_output_gate")
     """Gates as wide as the queries, from the same product, scale the output of attention."""
-    is_tied: bool = True
+    is_tied: bool = switch("untie_embeddings_and_output_weights", default=True, is_reversed=True)
     """Embedding and head share their weights."""
-    normalization: Normalization = Normalization.LAYER_NORM
+    normalization: Normalization = field(
+        default=Normalization.LAYER_NORM, metadata=words("normalization", Normalization.LAYER_NORM)
+    )
     """Norm of each layer."""
-    position_embedding: PositionEmbedding = PositionEmbedding.LEARNED
+    # Megatron's other kinds (yarn, mrope, relative) have no trained table either.
+    position_embedding: PositionEmbedding = field(
+        default=PositionEmbedding.LEARNED,
+        metadata=words(
+            "position_embedding_type", PositionEmbedding.LEARNED, unknown=PositionEmbedding.ROPE
+        ),
+    )
     """Position embedding."""
-    max_position_embeddings: int = 0
+    max_position_embeddings: int = number("max_position_embeddings", default=0)
     """Rows of learned positions; 0 means ``seq_length``."""
     experts: Experts | None = None
     """Experts that replace MLPs; None: a dense model."""
@@ -276,7 +293,7 @@ class ModelShape:
     """Limit on the tokens that attention spans; None: each query attends to all before it."""
     is_residual_parallel: bool = False
     """Attention and MLP both read the input of the layer and are summed together (GPT-NeoX)."""
-    num_prediction_layers: int = 0
+    num_prediction_layers: int = number("mtp_num_layers", default=0)
     """Layers that predict tokens further ahead (multi-token prediction), after the last one."""
     layer_kinds: str = ""
     """Symbols of a hybrid model's layers, of Megatron's ``--hybrid-layer-pattern``: attention

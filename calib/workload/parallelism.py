@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from .argument_fields import number, switch
 from .argument_values import QuickEnum
 from .model_shape import at_least_one, at_most, not_negative
 
@@ -50,26 +51,30 @@ class Parallelism:
     Experts split the same ranks as ``etp * ep * expert_dp * pp``.
     """
 
-    tp: int = 1
+    tp: int = number("tensor_model_parallel_size", default=1, is_stated=True)
     """Tensor-parallel degree."""
-    pp: int = 1
+    pp: int = number("pipeline_model_parallel_size", default=1, is_stated=True)
     """Pipeline stages."""
     vp: int = 1
     """Chunks of layers on each stage (virtual stages)."""
     dp: int = 1
     """Replicas."""
-    cp: int = 1
+    cp: int = number("context_parallel_size", default=1)
     """Context-parallel degree."""
-    ep: int = 1
+    ep: int = number("expert_model_parallel_size", default=1)
     """Expert-parallel degree."""
-    etp: int = 0
+    etp: int = number("expert_tensor_parallel_size", default=0)
     """Tensor-parallel degree of the experts; 0 means ``tp``."""
     chunk_layers: tuple[int, ...] = ()
     """Layers of each of the pp x vp chunks in model order; empty means even.
 
     Chunk c runs on stage c % pp.  The first also holds the embedding, the last the head.
     """
-    microbatch_group_size: int = 0
+    microbatch_group_size: int = number(
+        "microbatch_group_size_per_vp_stage",
+        default=0,
+        option="microbatch_group_size_per_virtual_pipeline_stage",
+    )
     """Micro-batches that a stage runs through one chunk before the next; 0 means pp."""
     engine: Engine = Engine.MEGATRON
     """Library of pipeline and optimizer."""
@@ -77,14 +82,14 @@ class Parallelism:
     """Exchange of attention among context-parallel ranks."""
     context_inner: int = 1
     """Neighbours in cp that exchange heads all-to-all under ``HIERARCHICAL``."""
-    is_pipeline_before_data: bool = False
-    """Rank order is tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
-    num_optimizer_instances: int = 1
+    is_pipeline_before_data: bool = switch("use_tp_pp_dp_mapping")
+    """Rank order is tp-cp-ep-pp-dp in place of tp-cp-ep-dp-pp."""
+    num_optimizer_instances: int = number("num_distributed_optimizer_instances", default=1)
     """Copies of the distributed optimizer's state over dp; under hybrid sharding (HSDP), copies of
     all sharded state."""
-    is_sequence_parallel: bool = False
+    is_sequence_parallel: bool = switch("sequence_parallel")
     """Activations between the products are split over tp along the sequence."""
-    is_optimizer_distributed: bool = False
+    is_optimizer_distributed: bool = switch("use_distributed_optimizer")
     """Replicas shard the optimizer's states, and further state as ``sharding`` says."""
     sharding: Sharding = Sharding.OPTIMIZER
     """State that a distributed optimizer shards; ignored without one, see ``sharded``."""
@@ -95,23 +100,26 @@ class Parallelism:
     ``BACKWARD_PRE``); under ``BACKWARD_POST`` it comes after it and is exposed."""
     keeps_grads_whole: bool = False
     """Weights are sharded, but gradients are reduced once per step (FSDP under ``no_sync``)."""
-    overlaps_grad_reduce: bool = False
+    overlaps_grad_reduce: bool = switch("overlap_grad_reduce")
     """Gradient reductions overlap the backward passes."""
-    overlaps_param_gather: bool = False
+    overlaps_param_gather: bool = switch("overlap_param_gather")
     """Weight gathers overlap the forward passes."""
-    gathers_beside_update: bool = False
-    """The weight gather of the first chunk overlaps the update of the others
-    (``--overlap-param-gather-with-optimizer-step``)."""
-    overlaps_p2p: bool = True
+    gathers_beside_update: bool = switch("overlap_param_gather_with_optimizer_step")
+    """The weight gather of the first chunk overlaps the update of the others."""
+    overlaps_p2p: bool = switch(
+        "overlap_p2p_comm", default=True, option="no_overlap_p2p_communication"
+    )
     """Sends of interleaved chunks overlap the passes; without vp Megatron never overlaps them."""
-    overlaps_p2p_ends: bool = False
-    """Sends in warm-up and cool-down overlap too (``--overlap-p2p-communication-warmup-flush``)."""
-    overlaps_tp: bool = False
-    """Gathers and scatters of tp run inside their products (``--tp-comm-overlap``)."""
-    bucket_numel: int = 0
+    overlaps_p2p_ends: bool = switch(
+        "overlap_p2p_comm_warmup_flush", option="overlap_p2p_communication_warmup_flush"
+    )
+    """Sends in warm-up and cool-down overlap too."""
+    overlaps_tp: bool = switch("tp_comm_overlap")
+    """Gathers and scatters of tp run inside their products."""
+    bucket_numel: int = number("ddp_bucket_size", default=0)
     """Elements at which a gradient bucket closes; 0 means Megatron's rule."""
-    pads_buckets: bool = False
-    """Buckets end on 2**16 elements (``--ddp-pad-buckets-for-high-nccl-busbw``)."""
+    pads_buckets: bool = switch("ddp_pad_buckets_for_high_nccl_busbw")
+    """Buckets end on 2**16 elements."""
     ranks_per_node: int = 0
     """Ranks that share a node; 0 means unknown, and every group counts as one node."""
 

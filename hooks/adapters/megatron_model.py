@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 from typing import Any
 
 from ...calib.arguments import from_namespace
@@ -193,7 +192,7 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
         full_batch_size=hint.global_batch_size,
     )
     version = f"megatron-core {megatron.core.__version__}"
-    config = from_namespace(SimpleNamespace(**settings))
+    config = from_namespace(settings)
     return with_layers(with_device(config, device_name(models), version), models)
 
 

@@ -26,7 +26,7 @@ from ...calib.arguments import (
 from ...calib.errors import CalibrationError
 from ...calib.records import Cluster, Origin, StatedNodes
 from ...calib.units import format_bytes
-from ...calib.workload import Fp8Recipe, option_of
+from ...calib.workload import Fp8Recipe, name_of, option_of
 
 if TYPE_CHECKING:
     from ...calib.workload import Parallelism, RunConfig
@@ -129,13 +129,13 @@ class OtherRun:
         # The measured steps of a run of the same script include the effect of its options.
         is_same = running is not None and running.program and running.program == self._program
         is_file = self.config is not None  # a file has only keys; a command may have stray words
-        assumed = {*map(_plain, self.without_effect), *(ASIDE if is_file else ())}
+        assumed = {*map(name_of, self.without_effect), *(ASIDE if is_file else ())}
         candidates = [
             n for n in described.unknown if is_file or n.startswith("-") or is_of_library(n)
         ]
-        unknown = [name for name in candidates if _plain(name) not in assumed]
+        unknown = [name for name in candidates if name_of(name) not in assumed]
         if unknown and not is_same:
-            if any("peft" in name or "lora" in name for name in map(_plain, unknown)):
+            if any("peft" in name or "lora" in name for name in map(name_of, unknown)):
                 return f"{_options(unknown)} of adapters, and LoRA is not modelled"
             return (
                 f"{_options(unknown)} in no known parser of Megatron-LM ({_RELEASES})"
@@ -194,18 +194,15 @@ def _missing_units(config: RunConfig) -> list[str]:
 def _near(names: Sequence[str]) -> str:
     """Return a question for the first name that resembles a known one; empty without any."""
     known = (*MODELLED, *SPELLED)
-    pairs = ((name, get_close_matches(_plain(name), known, 1, 0.85)) for name in names)
+    pairs = ((name, get_close_matches(name_of(name), known, 1, 0.85)) for name in names)
     return next((f" (did you mean {option_of(near[0])}?)" for _, near in pairs if near), "")
-
-
-def _plain(name: str) -> str:
-    return name.lstrip("-").replace("-", "_")
 
 
 def _options(names: Sequence[str]) -> str:
     is_option = [not (is_of_library(name) or name.endswith(".py")) for name in names]
     words = [
-        option_of(_plain(name)) if one else name for name, one in zip(names, is_option, strict=True)
+        option_of(name_of(name)) if one else name
+        for name, one in zip(names, is_option, strict=True)
     ]
     phrases = [f"{word} ({why})" if (why := reason(word)) else word for word in words]
     return f"{', '.join(phrases)} {'is' if len(phrases) == 1 else 'are'}"

@@ -37,6 +37,7 @@ from ...calib.workload import (
     Parallelism,
     Precision,
     RunConfig,
+    name_of,
 )
 from ...leaves import leaf
 from .launch_scripts import LaunchScript, read_beginning, read_text, script_hint
@@ -206,7 +207,7 @@ def completed(command: Sequence[str], options: Sequence[str]) -> tuple[str, ...]
     >>> completed(["pretrain_gpt.py"], ["--gpus=8", "--mbs", "1", "--sp=off"])
     ('pretrain_gpt.py', '--micro-batch-size', '1')
     """
-    known = (one for one in options_of(expand(options)) if is_known(one[0][2:].replace("-", "_")))
+    known = (one for one in options_of(expand(options)) if is_known(name_of(one[0])))
     return (*command, *(word for option, words in known for word in (option, *words)))
 
 

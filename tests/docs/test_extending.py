@@ -45,8 +45,16 @@ def test_an_operator_kind_is_counted_priced_kept_and_timed(tmp_path: Path) -> No
     assert "gates timed" in run(script, path, str(tmp_path / "out"), *bare)
 
 
-def test_an_argument_of_megatron_is_read_written_and_priced(tmp_path: Path) -> None:
-    (script,) = blocks("megatron_argument.md", "python")
+def test_a_switch_of_megatron_is_one_file_and_ten_lines(tmp_path: Path) -> None:
+    page = "megatron_argument.md"
+    num_files, num_lines = diff_size(page, num_diffs=1)
+    assert num_files == 1 and num_lines <= 10
+    script, _ = blocks(page, "python")
+    assert run(script, extended(page, tmp_path, num_diffs=1)) == "{'qk_l2_norm'}\n"
+
+
+def test_an_argument_of_megatron_has_its_effect(tmp_path: Path) -> None:
+    _, script = blocks("megatron_argument.md", "python")
     assert run(script, extended("megatron_argument.md", tmp_path)) == "2 norms more\n"
 
 

@@ -31,8 +31,8 @@ def blocks(page: str, language: str) -> list[str]:
     return [body for result, body in _BLOCK.findall(text) if result == language]
 
 
-def extended(page: str, folder: Path) -> Path:
-    """Return a folder for the path: the package with every diff of the page applied."""
+def extended(page: str, folder: Path, num_diffs: int | None = None) -> Path:
+    """Return a folder for the path: the package with the page's diffs applied, or its first."""
     package = folder / "forerun"
     for name in _PACKAGE:
         source = ROOT / name
@@ -41,7 +41,7 @@ def extended(page: str, folder: Path) -> Path:
         else:
             package.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, package / name)
-    for diff in blocks(page, "diff"):
+    for diff in blocks(page, "diff")[:num_diffs]:
         subprocess.run(
             ["git", "apply", "--recount", "--whitespace=nowarn", "-"],
             cwd=package,
@@ -67,8 +67,9 @@ def run(code: str, path: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def diff_size(page: str) -> tuple[int, int]:
-    """Return the number of files that a page's diffs touch, and of lines that they add."""
-    lines = [line for diff in blocks(page, "diff") for line in diff.splitlines()]
+def diff_size(page: str, num_diffs: int | None = None) -> tuple[int, int]:
+    """Return the number of files that a page's diffs, or its first, touch, and of lines that they
+    add."""
+    lines = [line for diff in blocks(page, "diff")[:num_diffs] for line in diff.splitlines()]
     files = {line for line in lines if line.startswith("+++ ")}
     return len(files), sum(line.startswith("+") and not line.startswith("+++") for line in lines)

@@ -11,11 +11,12 @@ from model_options import model_options
 
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_options import MODELLED, SPELLED, options_of
+from forerun.calib.arguments.megatron_options import MODELLED, SPELLED, SWITCHES
 from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import as_options
+from forerun.calib.arguments.option_words import options_of
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.config import CONFIG_SWITCHES, RunConfig
+from forerun.calib.workload import RunConfig
 
 FRONT = ("torchrun", "--nproc-per-node=8", "--nnodes", "4", "pretrain_gpt.py")
 SIZES: Mapping[str, str] = {
@@ -27,26 +28,6 @@ SIZES: Mapping[str, str] = {
     "--vocab-size": "32000",
 }
 """Options that every line needs."""
-SWITCHES = """
-    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
-    accumulate-allreduce-grads-in-fp32 disable-bias-linear add-qkv-bias
-    apply-query-key-layer-scaling attention-output-gate attention-softmax-in-fp32 bf16
-    ddp-pad-buckets-for-high-nccl-busbw defer-embedding-wgrad-compute delay-wgrad-compute
-    distribute-saved-activations enable-cuda-graph external-cuda-graph
-    fine-grained-activation-offloading first-last-layers-bf16 fp16 fp4-param-gather
-    fp8-param-gather grad-reduce-in-bf16 group-query-attention moe-grouped-gemm
-    moe-layer-recompute moe-pad-expert-input-to-capacity moe-paged-stash
-    moe-router-force-load-balancing moe-shared-expert-gate moe-shared-expert-overlap
-    multi-latent-attention optimizer-cpu-offload overlap-cpu-optimizer-d2h-h2d
-    overlap-grad-reduce overlap-moe-expert-parallel-comm no-overlap-p2p-communication
-    overlap-p2p-communication-warmup-flush overlap-param-gather
-    overlap-param-gather-with-optimizer-step qk-layernorm quick-geglu recompute-activations
-    sequence-parallel swiglu torch-fsdp2-no-reshard-after-forward tp-comm-overlap
-    untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer
-    use-megatron-fsdp use-precision-aware-optimizer use-rotary-position-embeddings
-    use-torch-fsdp2 use-tp-pp-dp-mapping
-"""
-"""Options without a value."""
 CHOICES = """
     attention-backend: auto / flash / fused / unfused / local; attention-dropout: 0 / 0.0 / 0.1;
     context-parallel-size: 1 / 2; cp-comm-type: p2p / a2a / all_gather / a2a+p2p / p2p a2a;
@@ -93,20 +74,16 @@ CHOICES = """
     window-attn-skip-freq: 2 / 16 / [1]*12+[0]*4; window-size: 127,0 / (63,0) / -1,0
 """
 """Options and the values that each may have."""
+_NO_OPTION = {"padded_vocab_size", "framework", "torch_compile"}
+"""Derived ones, and what a user says of other stacks than Megatron."""
 VALUES: Mapping[str, tuple[str, ...]] = {
-    **{f"--{name}": ("",) for name in SWITCHES.split()},
-    **{
-        f"--{'no-' * is_on}{option.replace('_', '-')}": ("",)
-        for option, is_on in CONFIG_SWITCHES.values()
-    },
+    **{option: ("",) for name in SWITCHES - _NO_OPTION for option, _ in as_options({name: True})},
     **{
         f"--{name.strip()}": tuple(value.strip() for value in values.split(" / "))
         for name, values in (row.split(": ") for row in CHOICES.split(";"))
     },
 }
 """Values that each option may have, words separated by spaces."""
-_NO_OPTION = {"padded_vocab_size", "framework", "torch_compile"}
-"""Derived ones, and what a user says of other stacks than Megatron."""
 FEW = 8
 
 USUAL = ("--pipeline-model-parallel-size", "--num-experts", "--use-distributed-optimizer", "--bf16")

@@ -106,7 +106,8 @@ def test_what_is_called_modelled_is_read() -> None:
         {"recompute_granularity": "full", "recompute_method": "block"},
         {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True},
         {"num_experts": 8, "moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True},
-        {"fine_grained_activation_offloading": True, "window_size": (127, 0)},
+        {"fine_grained_activation_offloading": True, "window_size": (127, 0)}
+        | {"cross_entropy_loss_fusion": True},
         {"use_torch_fsdp2": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
         | {"global_batch_size": 16, "defer_embedding_wgrad_compute": True},

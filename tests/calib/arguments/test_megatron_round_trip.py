@@ -22,9 +22,8 @@ from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import AttentionWindow
+from forerun.calib.workload import AttentionWindow, arguments_of
 from forerun.calib.workload.config import (
-    CONFIG_SWITCHES,
     Attention,
     Batch,
     Cadence,
@@ -120,6 +119,7 @@ def _hybrid(draw: st.DrawFn, num_layers: int, kinds: str, num_predicted: int) ->
     }
 
 
+SWITCHES = [name for name, one in arguments_of(RunConfig).items() if one.is_switch]
 WIDE = st.sampled_from([(0, 0), (1, 1), (0, 2)])
 SIZES_OF_STEPS: tuple[dict[str, Any], ...] = (
     *({}, {"rampup_batch_size": (16, 16, 1000)}),
@@ -200,7 +200,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "recompute_span": draw(st.integers(1, 2)) if is_full and not block else 1,
         "recompute_modules": draw(listed) if recompute is Recompute.SELECTIVE else (),
         "distributes_saved_activations": recompute is Recompute.FULL and draw(st.booleans()),
-        **(switches := {name: draw(st.booleans()) for name in CONFIG_SWITCHES}),
+        **(switches := {name: draw(st.booleans()) for name in SWITCHES}),
+        "defers_head_gradients": False,
         "fuses_head": (fuses_head := switches["is_loss_fused"] and draw(st.booleans())),
         "keeps_fp32_logits": fuses_head or not switches["is_loss_fused"] or draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),

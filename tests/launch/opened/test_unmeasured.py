@@ -11,7 +11,7 @@ import pytest
 from json_schema import check
 
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.megatron_options import options_of
+from forerun.calib.arguments.option_words import options_of
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.steps.model import FittedSteps
 from forerun.launch.cli import ExitCode, main
