@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LOG = ROOT / "tests" / "golden" / "megatron_logs" / "every_fifth_with_saves.log"
 MACHINE = "H100 DGXC BF16"
 RECORDED = ("cpu", "quick", "tp2", "pp2", "ep2", "mixed8")
 _LINE = (
@@ -123,6 +124,12 @@ FILES = {
         "torchrun --nproc-per-node $GPUS", "srun torchrun --nproc-per-node 8"
     ),
     **{f"inspected/{rank}.log": _inspected(rank) for rank in range(8)},
+    "t5.json": json.dumps({"model_type": "t5", "d_model": 512, "is_encoder_decoder": True}),
+    "bert.json": json.dumps({"model_type": "bert", "hidden_size": 768, "type_vocab_size": 2}),
+    "encoder.json": json.dumps({"architectures": ["BertForMaskedLM"], "hidden_size": 768}),
+    "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/m"}),
+    "job.sbatch": "",
+    "empty/records/r1/rank-0.jsonl": "",
 }
 """Text of the files that questions name."""
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -257,6 +264,75 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         *("predict", "--device", "H100", "--", "bash"),
         str(ROOT / "recipes" / "megatron_one_node.sh"),
     ),
+    "nowhere_bare": ("predict", "--device", "H100", "--config", "llama/config.json"),
+    "mixed8_report": ("report", "mixed8", "--full"),  # the other runs' are brief
+    "nowhere_old": ("predict", "--device", "V100", "--", *LINE),
+    "nowhere_fp8": ("predict", "--device", "A100", "--", *LINE, "--fp8-format", "hybrid"),
+    "words_lint": ("doctor", "--", "NCCL_DEBUG=INFO", *LINE),
+    "forked_lint": ("doctor", "--device", "H20", "--", *LINE, "--use-mc2"),
+    "muon_lint": ("doctor", "--device", "H100", "--", *LINE, "--optimizer", "muon"),
+    "quick_own": ("plan", "quick", "--show", "0"),
+    "cpu_cheapest": (
+        *("plan", "cpu", "--gpus", "2,7,4", "--keep", "tp=1", "--objective", "cost", "--top", "1"),
+    ),
+    "cpu_knee": (
+        *("plan", "cpu", "--gpus", "2,4", "--keep", "tp=1,pp=1", "--seq", "64", "--top", "1"),
+    ),
     "nowhere_predict": ("predict", "--device", "H100", "--tokens", "1T", "--", *LINE),
     "nowhere_plan": ("plan", "--device", "H100,B200", "--gpus", "64", "--top", "2", "--", *LINE),
 }
+
+_GPT = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 "
+    "--num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
+    "--micro-batch-size 1 --global-batch-size 64"
+)
+_H100 = "predict --device H100"
+REFUSED: dict[str, tuple[str, ...]] = {
+    "diff": (
+        *("diff cpu", "diff cpu cpu --windows 0 1", "diff cpu --windows 0 9", "diff cpu@x cpu"),
+        *("diff cpu cpu --fail-over -1", "diff cpu cpu --fail-over nan"),
+        *("diff cpu cpu --run-id one", "diff nodir nodir", "diff cpu inspected"),
+        "diff tp2 pp2 --fail-over 0.1",
+    ),
+    "explain": (
+        *("explain cpu tp3", "explain cpu nonsense", "explain cpu 999", "explain cpu tp0"),
+        *("explain cpu running --gpus 0", "explain cpu 'tp2 zz'", "explain cpu zero7"),
+        *("explain cpu ddpx2", "explain cpu ''", "explain cpu mbs3"),
+        "explain cpu 'pp2 1x99999-3'",
+        *(f"explain TP2 TP4 -- {_GPT}", f"explain --gpus 8 TP2 TP4 -- {_GPT}"),
+    ),
+    "doctor": (
+        *("doctor --device H100", "doctor --fail-over 0", "doctor -- torchrun t.py"),
+        *(f"doctor --gpus 0 -- {_GPT}", f"doctor --mtbf-hours -1 -- {_GPT}"),
+        *(f"doctor --mtbf-hours nan -- {_GPT}", f"doctor --nothing -- {_GPT}"),
+    ),
+    "plan": (
+        *("plan cpu --keep tp=64", "plan cpu --device B20", "plan cpu --gpus 7,11"),
+        *("plan quick --show 1000", "plan nodir", "plan --device H100 job.sbatch"),
+        "plan --gpus 8 --config llama/config.json",
+        "plan --device H100,NONSENSE --config llama/config.json",
+    ),
+    "predict": (
+        *("predict cpu --device B20", "predict cpu --tpp 2"),
+        "predict --config llama/config.json --gbs 64",
+        "predict --device H100,A100 --config llama/config.json",
+        "predict --device H100,NONSENSE --config llama/config.json",
+        *(f"{_H100} --config t5.json", f"{_H100} --config bert.json"),
+        *(f"{_H100} --config encoder.json", f"{_H100} --config adapter_config.json"),
+        *(f"{_H100} --config job.sbatch", f"{_H100} job.sbatch"),
+        f"{_H100} -- {_GPT} --peft-type lora",
+        f"{_H100} -- {_GPT.replace('_gpt', '_mamba')} --bf16 --spec a b",
+        f"{_H100} -- {_GPT} --tensor-modelparallel-size 2",
+        f"{_H100} --gpus 32 --tp 3 --config llama/config.json",
+        *(_H100, f"{_H100} -- {_GPT.replace('--nproc-per-node 8', '')}"),
+        *(f"predict --device H99 -- {_GPT}", f"{_H100} -- {_GPT} --optimizer muon"),
+        *(f"{_H100} --tokens=1X -- {_GPT}", f"{_H100} --price-per-gpu-hour 1 -- {_GPT}"),
+    ),
+    "others": (
+        *("report nodir", "normal nodir", "normal cpu", "status nodir"),
+        *("status inspected", "report inspected", "status empty", "report empty"),
+        f"import log {LOG} --out logged",
+    ),
+}
+"""Command lines that each verb refuses."""
