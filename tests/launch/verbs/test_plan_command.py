@@ -35,18 +35,6 @@ def test_short_names_predict_what_megatrons_own_predict(capsys: Out) -> None:
     assert short == long and (short["tp"], short["recompute"]) == (2, "full")
 
 
-def test_one_device_and_number_is_one_plan_and_several_are_many(capsys: Out) -> None:
-    one = answer(capsys, "plan", "--gpus", "4")
-    assert one["num_ranks"] == 4 and "plans" not in one
-    several = answer(capsys, "plan", *["--gpus", "2..8", "--gbs", "xGPUS", "--top", "2"])
-    plans = several["plans"]
-    assert [result["num_ranks"] for result in plans] == [2, 4, 8]
-    batches = [result["global_batch_size"] for result in plans]
-    assert batches == [batches[0], 2 * batches[0], 4 * batches[0]]
-    assert all(c["num_ranks"] == p["num_ranks"] for p in plans for c in p["candidates"])
-    assert all(len(result["candidates"]) <= 2 for result in plans)
-
-
 @pytest.mark.slow
 def test_devices_stand_beside_each_other(capsys: Out) -> None:
     words = ("--device", "H100,B200", "--price-per-gpu-hour", "2,4")
@@ -147,44 +135,6 @@ def test_hours_of_gpus_for_tokens_are_those_of_the_best_step(capsys: Out) -> Non
     tokens = config["batch"]["global_batch_size"] * config["model"]["seq_length"]
     hours = 4 * best_s * 1e9 / tokens / 3600
     assert result["gpu_hours_per_giga_token"] == pytest.approx(hours, rel=1e-9)
-
-
-def test_the_cheapest_number_of_gpus_is_told_in_full(capsys: Out) -> None:
-    for objective, number in (("time", "8"), ("cost", "2")):
-        words = ["plan", str(GOLDEN), "--gpus", "2,8", "--gbs", "xGPUS", "--objective", objective]
-        assert main(words) == ExitCode.ANSWER
-        out = capsys.readouterr().out
-        assert "The best on each number of GPUs" in out
-        assert f"Layouts on {number} GPUs" in out
-
-
-def test_a_number_that_nothing_runs_on_does_not_hide_the_others(capsys: Out) -> None:
-    words = ["--gpus", "2,7,4", "--keep", "tp=1"]
-    plans = answer(capsys, "plan", *words)["plans"]
-    assert [bool(one["candidates"]) for one in plans] == [True, False, True]
-    assert plans[1]["gpu_hours_per_giga_token"] is None
-    assert main(["plan", str(GOLDEN), *words]) == ExitCode.ANSWER
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["7", "none", "fits"] in rows
-    assert main(["plan", str(GOLDEN), "--gpus", "7,11"]) == ExitCode.USAGE
-    assert "choose a number of ranks" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("plan --keep tp=64", "--why tp=64 explains why"),
-        ("plan --device B20", "did you mean B200"),
-        ("predict --device B20", "did you mean B200"),
-        ("predict --tpp 2", "nearest: --tp"),
-    ],
-)
-def test_what_cannot_be_is_one_line(words: str, message: str, capsys: Out) -> None:
-    verb, *rest = words.split()
-    assert main([verb, str(GOLDEN), *rest]) == ExitCode.USAGE
-    out, err = capsys.readouterr()
-    assert not out
-    assert message in err and err.splitlines()[-1].startswith("forerun: ")
 
 
 @pytest.mark.slow

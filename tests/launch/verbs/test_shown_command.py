@@ -50,16 +50,6 @@ def row_of(home: Path, label: str, capsys: pytest.CaptureFixture[str]) -> int:
     return 1 + [one["label"] for one in result["candidates"]].index(label)
 
 
-def test_row_0_is_the_run_as_it_was_launched(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    value = json.loads(plan_output(capsys, home, "--show", 0, "--json"))
-    assert value["row"] == 0 and value["diff"] == []
-    launch = value["launch"]
-    assert launch["added"] == launch["changed"] == launch["removed"] == []
-    assert launch["command"].startswith(f"{home.parent}/torchrun --standalone --nproc-per-node 2")
-
-
 def test_the_script_runs_what_was_shown_once_all_is_set(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,14 +124,6 @@ def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixtu
     first = other.read_text()
     plan_output(capsys, home, "--show", 2, "--write", other)
     assert other.read_text() != first
-
-
-@pytest.mark.slow
-def test_a_row_that_is_not_there_is_a_usage_error(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", str(home), "--show", "1000"]) == ExitCode.USAGE
-    assert "--show 1000 is not a row; give one from 0 to" in capsys.readouterr().err
 
 
 @pytest.mark.slow
