@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,16 +59,6 @@ def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> No
         assert row_json["remaining_s"] == pytest.approx(3600 * (1 + row.time_frac))
         assert row_json["cost"] == pytest.approx(PRICE * row_json["gpu_hours"])
         assert rest_json(row, None) is None
-
-
-def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
-    assert "MFU" not in layouts_table(answer.known.plan).columns
-    running = answer.known.plan.running
-    card = replace(running, config=replace(running.config, device="NVIDIA H100 80GB HBM3"))
-    table = layouts_table(replace(answer.known.plan, running=card))
-    first = dict(zip(table.columns, table.rows[0], strict=True))
-    assert {"tokens/s", "TFLOP/s per GPU", "MFU"} <= first.keys()
-    assert "TFLOP/s per GPU" not in table.fit_to_width(100).columns
 
 
 def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path) -> None:
