@@ -190,10 +190,3 @@ def test_a_variable_that_is_not_modelled_has_no_number(
         assert message in capsys.readouterr().err
         assert run_predict(home, line=line, verb_options=("--anyway",)) == ExitCode.ANSWER
     assert run_predict(home, line=f"NCCL_DEBUG=INFO {LINE}") == ExitCode.ANSWER
-
-
-def test_doctor_prices_nothing_there(capsys: Out) -> None:
-    words = ["doctor", "--device", "H100", "--", *LINE.split(), "--bf16", "--optimizer", "muon"]
-    assert main(words) == ExitCode.ANSWER
-    output = capsys.readouterr()
-    assert "--optimizer" in output.err and "less per step" not in output.out

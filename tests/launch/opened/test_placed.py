@@ -261,25 +261,6 @@ def test_the_setting_that_two_published_runs_differ_in_is_named_first() -> None:
     assert apart and all(one.rate_frac * one.modelled_frac > 0 for one in apart)
 
 
-def test_lines_fit_a_screen_and_name_the_source(tmp_path: Path, capsys: Out) -> None:
-    table = str(FOLDER / "steps_dgxc_scaling.csv.gz")
-    main(["import", "steps", table, "--out", str(tmp_path)])
-    capsys.readouterr()
-    assert main(["normal", str(tmp_path), "--machine", "H100 DGXC BF16"]) == ExitCode.ANSWER
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert "published runs (H100," in text and "NVIDIA/dgxc-benchmarking" in text
-
-
-def test_nothing_is_published_of_processors(capsys: Out) -> None:
-    assert main(["normal", str(golden_copy("cpu_dp2"))]) == ExitCode.NO_DATA
-    err = capsys.readouterr().err.splitlines()
-    assert err == [
-        "forerun: cpu: no run on such a device is published; there are those of "
-        "A100, B200, B300, GB200, GB300, GH200, H100"
-    ]
-
-
 def test_a_group_is_told_beside_what_is_published_of_its_kind() -> None:
     run = planted_run(np.random.default_rng(1), name="one")
     row = {"run_id": run.run_id, "row": "collective", "kind": "all_reduce", "num_ranks": 8}

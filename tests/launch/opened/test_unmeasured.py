@@ -203,19 +203,3 @@ def test_short_names_complete_what_lacks_a_size(
     completed = json.loads(capsys.readouterr().out)
     whole = answer(capsys, "predict", "--device", "H100", line=LINE)
     assert completed["step_time_s"] == pytest.approx(whole["step_time_s"], rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("words", "line", "code", "message"),
-    [
-        (["--device", "H100"], None, ExitCode.USAGE, "without a directory"),
-        (["--device", "H100"], LINE[5:], ExitCode.USAGE, "give --gpus N"),
-        (["--device", "H99"], LINE, ExitCode.USAGE, "is not known; give the name"),
-        (["--device", "H100"], [*LINE, "--optimizer", "muon"], ExitCode.NO_DATA, "--anyway"),
-    ],
-)
-def test_what_is_not_described_is_asked_for(
-    capsys: Out, words: list[str], line: list[str] | None, code: ExitCode, message: str
-) -> None:
-    assert main(["predict", *words, *(["--", *line] if line else [])]) == code
-    assert message in capsys.readouterr().err
