@@ -32,6 +32,11 @@ _LONG = (
     "--num-layers-per-virtual-pipeline-stage 5 --recompute-granularity full --recompute-method "
     "uniform --recompute-num-layers 1 --micro-batch-size 1 --global-batch-size 1024"
 )
+_GPT = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 "
+    "--num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
+    "--micro-batch-size 1 --global-batch-size 64"
+)
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
     "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -129,6 +134,7 @@ FILES = {
     "encoder.json": json.dumps({"architectures": ["BertForMaskedLM"], "hidden_size": 768}),
     "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/m"}),
     "job.sbatch": "",
+    "exported.sh": f"export NCCL_PROTO=LL\n{_GPT}\n",
     "empty/records/r1/rank-0.jsonl": "",
 }
 """Text of the files that questions name."""
@@ -271,6 +277,8 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "words_lint": ("doctor", "--", "NCCL_DEBUG=INFO", *LINE),
     "forked_lint": ("doctor", "--device", "H20", "--", *LINE, "--use-mc2"),
     "muon_lint": ("doctor", "--device", "H100", "--", *LINE, "--optimizer", "muon"),
+    "nowhere_debug": ("predict", "--device", "H100", "--", "NCCL_DEBUG=INFO", *LINE),
+    "nowhere_anyway": ("predict", "--device", "H100", "--anyway", "--", "bash", "exported.sh"),
     "quick_own": ("plan", "quick", "--show", "0"),
     "cpu_cheapest": (
         *("plan", "cpu", "--gpus", "2,7,4", "--keep", "tp=1", "--objective", "cost", "--top", "1"),
@@ -281,12 +289,6 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "nowhere_predict": ("predict", "--device", "H100", "--tokens", "1T", "--", *LINE),
     "nowhere_plan": ("plan", "--device", "H100,B200", "--gpus", "64", "--top", "2", "--", *LINE),
 }
-
-_GPT = (
-    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 "
-    "--num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
-    "--micro-batch-size 1 --global-batch-size 64"
-)
 _H100 = "predict --device H100"
 REFUSED: dict[str, tuple[str, ...]] = {
     "diff": (
@@ -327,6 +329,8 @@ REFUSED: dict[str, tuple[str, ...]] = {
         f"{_H100} --gpus 32 --tp 3 --config llama/config.json",
         *(_H100, f"{_H100} -- {_GPT.replace('--nproc-per-node 8', '')}"),
         *(f"predict --device H99 -- {_GPT}", f"{_H100} -- {_GPT} --optimizer muon"),
+        *(f"{_H100} -- NCCL_PROTO=LL {_GPT}", f"{_H100} -- env NCCL_PROTO=LL {_GPT}"),
+        *(f"{_H100} -- NCCL_OF_TOMORROW=1 {_GPT}", f"{_H100} -- bash exported.sh"),
         *(f"{_H100} --tokens=1X -- {_GPT}", f"{_H100} --price-per-gpu-hour 1 -- {_GPT}"),
     ),
     "others": (
