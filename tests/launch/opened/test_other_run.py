@@ -174,19 +174,3 @@ def test_a_key_of_no_parser_is_as_an_option_of_none(
 def test_what_only_logs_is_named(home: Path, capsys: Out, option: str) -> None:
     assert run_predict(home, option) == ExitCode.ANSWER
     assert option.lstrip("-").partition("=")[0].replace("-", "_") in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("variable", "message"),
-    [("NCCL_PROTO=LL", "NCCL_PROTO (NCCL may"), ("NCCL_OF_TOMORROW=1", "NCCL_OF_TOMORROW is")],
-)
-def test_a_variable_that_is_not_modelled_has_no_number(
-    home: Path, tmp_path: Path, capsys: Out, variable: str, message: str
-) -> None:
-    other, script = LINE.replace("pretrain_gpt.py", "train.py"), tmp_path / "run.sh"
-    script.write_text(f"export {variable}\n{other}\n")
-    for line in (f"{variable} {other}", f"env {variable} {other}", f"bash {script}"):
-        assert run_predict(home, line=line) == ExitCode.NO_DATA
-        assert message in capsys.readouterr().err
-        assert run_predict(home, line=line, verb_options=("--anyway",)) == ExitCode.ANSWER
-    assert run_predict(home, line=f"NCCL_DEBUG=INFO {LINE}") == ExitCode.ANSWER
