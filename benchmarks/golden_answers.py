@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.benchmarks.golden_figures import FIGURES, figures
-from forerun.benchmarks.golden_questions import FILES, LOG, QUESTIONS, REFUSED
+from forerun.benchmarks.golden_questions import FILES, LINES, LOG, QUESTIONS
 from forerun.calib.workload.run_options import Goals, WandbMode
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 from forerun.launch.cli import main as forerun
@@ -99,13 +99,13 @@ def main() -> int:
         answers = ((name, ask(words)) for name, words in QUESTIONS.items())
         replays = ((f"replay_{name}", replay(name)) for name in REPLAYED)
         models = ((f"figures_{name}", figures(name)) for name in FIGURES)
-        refused = ((f"refused_{name}", refusals(name)) for name in REFUSED)
-        for name, answer in chain(answers, replays, models, refused):
+        lines = ((f"lines_{name}", line_answers(name)) for name in LINES)
+        for name, answer in chain(answers, replays, models, lines):
             if is_written:
                 write(name, answer)
             else:
                 differences += answer_differences(name, answer)
-    count = len(QUESTIONS) + len(REPLAYED) + len(FIGURES) + len(REFUSED)
+    count = len(QUESTIONS) + len(REPLAYED) + len(FIGURES) + len(LINES)
     done = "written" if is_written else "as they were"
     print("\n".join(differences) or f"{count} answers {done}")
     return 1 if differences else 0
@@ -157,9 +157,9 @@ def ask(words: Sequence[str]) -> dict[str, Any]:
     return masked({"exit_code": code, "answer": answer, "text": (shown + err).splitlines()})
 
 
-def refusals(verb: str) -> dict[str, Any]:
-    """Return exit code and text of each command line that a verb refuses."""
-    results = {line: _run(shlex.split(line)) for line in REFUSED[verb]}
+def line_answers(name: str) -> dict[str, Any]:
+    """Return exit code and text of each command line of a set."""
+    results = {line: _run(shlex.split(line)) for line in LINES[name]}
     return {
         _without_home(line): {"exit_code": code, "text": (out + err).splitlines()}
         for line, (code, out, err) in results.items()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from forerun.benchmarks.golden_answers import (
+    LINES,
     QUESTIONS,
-    REFUSED,
     answer_differences,
     ask,
-    refusals,
+    line_answers,
 )
 
 
@@ -22,7 +22,7 @@ def test_a_verb_answers_as_it_did(name: str) -> None:
     assert not answer_differences(name, ask(QUESTIONS[name]))
 
 
-@pytest.mark.parametrize("verb", REFUSED)
+@pytest.mark.parametrize("name", LINES)
 @pytest.mark.usefixtures("golden_home")
-def test_a_verb_refuses_as_it_did(verb: str) -> None:
-    assert not answer_differences(f"refused_{verb}", refusals(verb))
+def test_lines_are_answered_or_refused_as_they_were(name: str) -> None:
+    assert not answer_differences(f"lines_{name}", line_answers(name))
