@@ -79,20 +79,6 @@ def test_bf16_before_ampere_is_the_first_finding(
         assert -7 / 8 < flaws[0]["gain"]["time_frac"] < -0.1
 
 
-def test_what_is_sure_may_be_too_much(capsys: Out) -> None:
-    words = ["doctor", "--device", "H100", "--", *CASES["eval-interval"].words]
-    assert main([*words[:3], "--fail-over", "0.9", *words[3:]]) == ExitCode.ANSWER
-    assert main([*words[:3], "--fail-over", "0.01", *words[3:]]) == ExitCode.THRESHOLD
-    assert "about" in capsys.readouterr().out
-
-
-def test_ranks_may_be_said_beside(capsys: Out) -> None:
-    words = ["srun", *WORSE[WORSE.index("pretrain_gpt.py") :]]
-    assert main(["doctor", "--", *words]) == ExitCode.USAGE
-    assert "give --gpus N" in capsys.readouterr().err
-    assert "overlap-grad-reduce" in rules(answer(capsys, "--gpus", "8", "--", *words))
-
-
 def test_no_value_of_a_variable_is_shown_but_those_of_rules(capsys: Out) -> None:
     assert main(["doctor", "--json", "--", "HF_TOKEN=secret", *WORSE]) == ExitCode.ANSWER
     assert "secret" not in capsys.readouterr().out
