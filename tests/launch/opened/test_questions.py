@@ -128,13 +128,6 @@ def test_plan_offers_what_fits_with_states_on_the_host(tmp_path: Path, capsys: O
     assert first.startswith("fastest on 8 x") and first.endswith("of each host")
 
 
-GPT = (
-    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 "
-    "--num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
-    "--micro-batch-size 1 --global-batch-size 64"
-)
-
-
 @pytest.mark.parametrize(
     ("names", "driver"),
     [
@@ -147,21 +140,3 @@ GPT = (
 )
 def test_spellings_of_a_device_are_one_device(names: str, driver: str) -> None:
     assert {known_device(name).driver_name for name in names.split("|")} == {driver}
-
-
-@pytest.mark.parametrize(
-    ("device", "source"),
-    [
-        ("H100", "published measurements of NVIDIA H100 80GB HBM3"),
-        ("GB200", "published measurements of NVIDIA GB200"),
-        ("H200", "the data sheet of NVIDIA H200 and measurements of H100"),
-        ("MI300X", "the data sheet of AMD Instinct MI300X and measurements of H100"),
-        ("T4", "the data sheet of Tesla T4 and measurements of A100"),
-    ],
-)
-def test_only_measured_devices_have_measurements(device: str, source: str, capsys: Out) -> None:
-    """Neither ``priors.json`` (16 bits) nor ``recipes/published`` has a row of the last three."""
-    line = f"{GPT} --fp16".split()
-    assert main(["predict", "--json", "--device", device, "--", *line]) == ExitCode.ANSWER
-    basis = json.loads(capsys.readouterr().out)["basis"]
-    assert basis.startswith(f"from {source}")

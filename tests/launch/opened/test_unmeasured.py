@@ -120,15 +120,6 @@ def test_hosts_that_nvlink_joins_are_one_node(capsys: Out, device: str, is_one: 
     assert (steps[0] == pytest.approx(steps[1], rel=1e-9)) is is_one
 
 
-def test_options_change_the_described_layout(capsys: Out) -> None:
-    plain = answer(capsys, "predict", "--device", "H100", line=LINE)
-    other = answer(capsys, "predict", "--device=H100", "--tp", "4", "--gpus", "32", line=LINE)
-    assert (plain["tp"], plain["num_ranks"]) == (1, 16) and (other["tp"], other["num_ranks"]) == (
-        4,
-        32,
-    )
-
-
 def test_a_checkpoint_is_no_directory_of_a_run(nowhere: Path) -> None:
     (nowhere / "iter_0001").mkdir()
     words = ["predict", "--device", "H100", "--config", "iter_0001"]
