@@ -19,6 +19,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import tarfile
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.benchmarks.golden_figures import FIGURES, figures
-from forerun.benchmarks.golden_questions import FILES, QUESTIONS
+from forerun.benchmarks.golden_questions import FILES, LINES, LOG, QUESTIONS
 from forerun.calib.workload.run_options import Goals, WandbMode
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 from forerun.launch.cli import main as forerun
@@ -63,6 +64,8 @@ class Played:
     goals: Goals = field(default_factory=Goals)
     slower: float = 1.0
     """Factor of the times of the second half of its steps."""
+    kept_frac: float = 1.0
+    """Share of its steps after which it stops."""
     is_lost: bool = False
     """True if the companion ends without notice."""
 
@@ -80,6 +83,7 @@ REPLAYED = {
         source="tp2", goals=Goals(price_per_gpu_hour=2.5, budget_hours=0.02, restart_cost_s=1.0)
     ),
     "slowed": Played(source="quick", slower=1.6),
+    "cut": Played(source="tp2", kept_frac=0.8),
     "lost": Played(source="mixed8", is_lost=True),
 }
 
@@ -95,12 +99,13 @@ def main() -> int:
         answers = ((name, ask(words)) for name, words in QUESTIONS.items())
         replays = ((f"replay_{name}", replay(name)) for name in REPLAYED)
         models = ((f"figures_{name}", figures(name)) for name in FIGURES)
-        for name, answer in chain(answers, replays, models):
+        lines = ((f"lines_{name}", line_answers(name)) for name in LINES)
+        for name, answer in chain(answers, replays, models, lines):
             if is_written:
                 write(name, answer)
             else:
                 differences += answer_differences(name, answer)
-    count = len(QUESTIONS) + len(REPLAYED) + len(FIGURES)
+    count = len(QUESTIONS) + len(REPLAYED) + len(FIGURES) + len(LINES)
     done = "written" if is_written else "as they were"
     print("\n".join(differences) or f"{count} answers {done}")
     return 1 if differences else 0
@@ -133,14 +138,13 @@ def make_directories(
         return
     table = PUBLISHED / "steps_dgxc_scaling.csv.gz"
     _run(("import", "steps", str(table), "--out", "table"))
-    log = GOLDEN / "megatron_logs" / "every_fifth_with_saves.log"
-    _run(("import", "log", str(log), "--out", "logged"))
+    _run(("import", "log", str(LOG), "--out", "logged"))
     for name, (archive, member, place) in MEASURED.items():
         with tarfile.open(ROOT / "benchmarks" / "gpu" / "measured" / f"{archive}.tar.gz") as file:
             file.extractall(home / "measured", filter="data")
         shutil.copytree(home / "measured" / member, home / name / place)
     for name, text in FILES.items():
-        (home / name).parent.mkdir(exist_ok=True)
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text, encoding="utf-8")
 
 
@@ -151,6 +155,15 @@ def ask(words: Sequence[str]) -> dict[str, Any]:
     answer = json.loads(text) if text.strip() else None
     _, shown, err = _run(words)
     return masked({"exit_code": code, "answer": answer, "text": (shown + err).splitlines()})
+
+
+def line_answers(name: str) -> dict[str, Any]:
+    """Return exit code and text of each command line of a set."""
+    results = {line: _run(shlex.split(line)) for line in LINES[name]}
+    return {
+        _without_home(line): {"exit_code": code, "text": (out + err).splitlines()}
+        for line, (code, out, err) in results.items()
+    }
 
 
 def _run(words: Sequence[str]) -> tuple[int, str, str]:
@@ -202,7 +215,8 @@ def replay(name: str) -> dict[str, Any]:
     received, log = Received(), io.StringIO()
     settings = _settings(directory, len(steps), played.goals)
     with redirect_stderr(log), redirect_stdout(log):
-        _play(CompanionLoop(settings, open_sink=lambda _: received), steps, played)
+        kept = steps[: round(played.kept_frac * len(steps))]
+        _play(CompanionLoop(settings, open_sink=lambda _: received), kept, played)
     page = next(iter(sorted(directory.rglob("report.html"))), None)
     answer = {
         "log": _without_home(log.getvalue()).splitlines(),

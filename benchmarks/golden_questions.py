@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LOG = ROOT / "tests" / "golden" / "megatron_logs" / "every_fifth_with_saves.log"
 MACHINE = "H100 DGXC BF16"
 RECORDED = ("cpu", "quick", "tp2", "pp2", "ep2", "mixed8")
 _LINE = (
@@ -30,6 +31,11 @@ _LONG = (
     "32000 --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 --sequence-parallel "
     "--num-layers-per-virtual-pipeline-stage 5 --recompute-granularity full --recompute-method "
     "uniform --recompute-num-layers 1 --micro-batch-size 1 --global-batch-size 1024"
+)
+_GPT = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 "
+    "--num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
+    "--micro-batch-size 1 --global-batch-size 64"
 )
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
@@ -123,6 +129,13 @@ FILES = {
         "torchrun --nproc-per-node $GPUS", "srun torchrun --nproc-per-node 8"
     ),
     **{f"inspected/{rank}.log": _inspected(rank) for rank in range(8)},
+    "t5.json": json.dumps({"model_type": "t5", "d_model": 512, "is_encoder_decoder": True}),
+    "bert.json": json.dumps({"model_type": "bert", "hidden_size": 768, "type_vocab_size": 2}),
+    "encoder.json": json.dumps({"architectures": ["BertForMaskedLM"], "hidden_size": 768}),
+    "adapter_config.json": json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/m"}),
+    "job.sbatch": "",
+    "exported.sh": f"export NCCL_PROTO=LL\n{_GPT}\n",
+    "empty/records/r1/rank-0.jsonl": "",
 }
 """Text of the files that questions name."""
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -257,6 +270,105 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         *("predict", "--device", "H100", "--", "bash"),
         str(ROOT / "recipes" / "megatron_one_node.sh"),
     ),
+    "mixed8_report": ("report", "mixed8", "--full"),  # the other runs' are brief
     "nowhere_predict": ("predict", "--device", "H100", "--tokens", "1T", "--", *LINE),
     "nowhere_plan": ("plan", "--device", "H100,B200", "--gpus", "64", "--top", "2", "--", *LINE),
 }
+_H100 = "predict --device H100"
+_SRUN = f"srun {_GPT[_GPT.index('pretrain') :]}"
+_MINE = f"torchrun --nproc-per-node 2 mine.py {_GPT[_GPT.index('--num') :]}"
+_SBATCH = "predict --device H100 --gpus 16 --sbatch go"
+_ONE = "plan cpu --keep tp=1,pp=1,mbs=2,recompute=none,sharding=none --top 1"
+LINES: dict[str, tuple[str, ...]] = {
+    "why": (
+        *(f"{_ONE} --gpus 8 --why tp=8", f"{_ONE} --why tp=8", f"{_ONE} --gpus 8 --why pp=8"),
+        *(f"{_ONE} --why mbs=3", f"{_ONE} --why cp=2,dp=1", f"{_ONE} --why gpus=64"),
+        *(f"{_ONE} --memory-gib 0.0001 --why recompute=none", f"{_ONE} --why gbs=32"),
+        *(f"{_ONE} --why dp=2,mbs=2,recompute=none,sharding=none", f"{_ONE} --why seq=64"),
+    ),
+    "answered": (
+        f"{_H100} --config llama/config.json",
+        f"predict --device V100 -- {_GPT} --bf16",
+        f"predict --device A100 -- {_GPT} --bf16 --fp8-format hybrid",
+        *(f"predict --device {name} -- {_GPT} --fp16" for name in ("GB200", "H200", "T4")),
+        *(f"{_H100} -- NCCL_DEBUG=INFO {_GPT}", f"{_H100} --tp 4 --gpus 32 -- {_GPT}"),
+        f"{_H100} --anyway -- bash exported.sh",
+        f"doctor -- NCCL_DEBUG=INFO {_LINE}",
+        f"doctor --device H20 -- {_LINE} --use-mc2",
+        f"doctor --device H100 -- {_GPT} --optimizer muon",
+        f"doctor --device H100 --fail-over 0.9 -- {_GPT}",
+        f"doctor --gpus 8 -- {_SRUN}",
+        *("plan quick --show 0", "plan quick --memory-gib 0.000001 --show 1"),
+        f"plan quick --show 1 -- {_MINE}",
+        *("report cpu --run-id golden", "predict cpu --run-id golden"),
+        *(
+            f"predict cpu -- {_GPT} --log-params-norm",
+            f"predict cpu -- {_GPT} --timing-log-level=2",
+        ),
+        f"{_ONE} --anyway -- {_MINE} --optimizer muon",
+        f"explain cpu running --anyway -- {_MINE} --optimizer muon",
+        f"predict cpu --assume-no-effect my-flag -- {_MINE} --my-flag 3",
+        f"predict cpu -- {_GPT} --my-flag 3",
+        "plan cpu --gpus 2,7,4 --keep tp=1 --objective cost --top 1",
+        "plan cpu --gpus 2,4 --keep tp=1,pp=1 --seq 64 --top 1",
+    ),
+    "diff": (
+        *("diff cpu", "diff cpu cpu --windows 0 1", "diff cpu --windows 0 9", "diff cpu@x cpu"),
+        *("diff cpu cpu --fail-over -1", "diff cpu cpu --fail-over nan"),
+        *("diff cpu cpu --run-id one", "diff nodir nodir", "diff cpu inspected"),
+        "diff tp2 pp2 --fail-over 0.1",
+    ),
+    "explain": (
+        *("explain cpu tp3", "explain cpu nonsense", "explain cpu 999", "explain cpu tp0"),
+        *("explain cpu running --gpus 0", "explain cpu 'tp2 zz'", "explain cpu zero7"),
+        *("explain cpu ddpx2", "explain cpu ''", "explain cpu mbs3"),
+        "explain cpu 'pp2 1x99999-3'",
+        f"explain cpu running -- {_MINE} --optimizer muon",
+        *(f"explain TP2 TP4 -- {_GPT}", f"explain --gpus 8 TP2 TP4 -- {_GPT}"),
+    ),
+    "doctor": (
+        *("doctor --device H100", "doctor --fail-over 0", "doctor -- torchrun t.py"),
+        *(f"doctor --gpus 0 -- {_GPT}", f"doctor --mtbf-hours -1 -- {_GPT}"),
+        f"doctor -- {_SRUN}",
+        *(f"doctor --mtbf-hours nan -- {_GPT}", f"doctor --nothing -- {_GPT}"),
+    ),
+    "plan": (
+        *("plan cpu --keep tp=64", "plan cpu --device B20", "plan cpu --gpus 7,11"),
+        "plan quick --memory-gib 0.000001 --show 1 --write go.sh",
+        f"plan cpu -- {_MINE} --optimizer muon",
+        *("plan quick --show 1000", "plan nodir", "plan --device H100 job.sbatch"),
+        "plan --gpus 8 --config llama/config.json",
+        "plan --device H100,NONSENSE --config llama/config.json",
+    ),
+    "predict": (
+        *("predict cpu --device B20", "predict cpu --tpp 2"),
+        "predict --config llama/config.json --gbs 64",
+        "predict --device H100,A100 --config llama/config.json",
+        "predict --device H100,NONSENSE --config llama/config.json",
+        *(f"{_H100} --config t5.json", f"{_H100} --config bert.json"),
+        *(f"{_H100} --config encoder.json", f"{_H100} --config adapter_config.json"),
+        *(f"{_H100} --config job.sbatch", f"{_H100} job.sbatch"),
+        f"{_H100} -- {_GPT} --peft-type lora",
+        f"{_H100} -- {_GPT.replace('_gpt', '_mamba')} --bf16 --spec a b",
+        f"{_H100} -- {_GPT} --tensor-modelparallel-size 2",
+        f"{_H100} --gpus 32 --tp 3 --config llama/config.json",
+        *(_H100, f"{_H100} -- {_GPT.replace('--nproc-per-node 8', '')}"),
+        *(f"predict --device H99 -- {_GPT}", f"{_H100} -- {_GPT} --optimizer muon"),
+        *(f"{_H100} -- NCCL_PROTO=LL {_GPT}", f"{_H100} -- env NCCL_PROTO=LL {_GPT}"),
+        *(f"{_H100} -- NCCL_OF_TOMORROW=1 {_GPT}", f"{_H100} -- bash exported.sh"),
+        f"predict cpu -- {_MINE} --my-flag 3",
+        f"predict cpu --assume-no-effect my-flag -- {_MINE} --my-flag 3 --optimizer muon",
+        *(f"{_SBATCH} -- {_GPT}", f"{_SBATCH} --tokens 1T -- {_GPT} --train-iters 5"),
+        f"{_SBATCH} --tokens 1T --gpus 2 --mbs 32 --seq 8192 -- {_GPT}",
+        f"{_SBATCH} --tokens 1T -- accelerate launch {_GPT[_GPT.index('pretrain') :]}",
+        *(f"{_H100} --config go", f"{_H100} -- bash go.sh"),
+        *(f"{_H100} --tokens=1X -- {_GPT}", f"{_H100} --price-per-gpu-hour 1 -- {_GPT}"),
+    ),
+    "others": (
+        *("report cpu --run-id x", "predict cpu --run-id x"),
+        *("report nodir", "normal nodir", "normal cpu", "status nodir"),
+        *("status inspected", "report inspected", "status empty", "report empty"),
+        f"import log {LOG} --out logged",
+    ),
+}
+"""Command lines of which exit code and text alone are held; those of a verb are refused."""

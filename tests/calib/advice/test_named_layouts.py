@@ -9,7 +9,6 @@ import pytest
 from every_layout import every_layout
 
 from forerun.calib.advice.named_layouts import named_layout
-from forerun.calib.errors import ConfigError
 from forerun.calib.workload.choices import layout_label
 from forerun.calib.workload.config import Precision, Recompute, RunConfig, Sharding
 
@@ -99,23 +98,3 @@ def test_each_stage_of_zero_is_a_word(
         assert result.sharded is sharding
         is_copied = word in ("zero1x2", "hsdp")
         assert result.num_optimizer_instances == (2 if is_copied else 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tp3", "8 ranks do not split over tp 3"),
-        ("tp4 zz", "zz is not part of a layout"),
-        ("zero7", "zero7 is not part of a layout"),
-        ("ddpx2", "ddpx2 is not part of a layout"),
-        ("", "no layout is named"),
-        ("tp0", "tp 0"),
-        ("pp2 1x99999-3", "more stages than any"),
-        ("mbs3", "not a multiple"),
-    ],
-)
-def test_what_is_no_layout_is_refused_with_a_remedy(
-    layout: Layout, text: str, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        named_layout(text, layout(tp=2, dp=4, samples=32))

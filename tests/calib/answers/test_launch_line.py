@@ -38,11 +38,6 @@ def test_what_hides_no_more_than_is_exposed_is_no_flaw(answer: Answer) -> None:
             assert flaw.gain.time_frac > -0.01
 
 
-def test_what_is_not_sure_is_no_line(answer: Answer) -> None:
-    assert answer.known.lint is not None and answer.known.lint.best is None
-    assert not any(line.startswith(f"{PREFIX} launch: ") for line in answer.transcript)
-
-
 def test_a_sure_one_is_one_line(table: SampleTable) -> None:
     """Evaluations that were seen to take as long as the steps between them."""
     often = replace(table.config().cadence, eval_interval=2, eval_iters=2)

@@ -234,17 +234,6 @@ def test_where_nothing_is_faster_the_nearest_is_named_with_its_obstacle(faster: 
     assert none == "faster: nothing to offer among 0 layouts"
 
 
-def test_a_layout_on_other_ranks_is_named_with_the_command_that_plans_for_them(
-    run: Forecast, planned: Planned
-) -> None:
-    plan = planned(num_ranks=(8, 16))
-    wide = [c for c in plan.candidates if c.config.parallelism.num_ranks == 16]
-    plan = replace(plan, candidates=(wide[1], wide[0]))
-    decision = replace(decide(Goals(), forecast=run, plan=plan), candidate=wide[0])
-    assert faster_line(plan, decision).startswith("faster on 16 CPU ranks: ")
-    assert "forerun plan DIR --gpus 16 --show 2 prints" in decision_line(decision, plan)
-
-
 def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan) -> None:
     goals = Goals(restart_cost_s=1e9, deadline_unix_s=run.now_unix_s + 60.0)
     met = decide(goals, forecast=run, plan=faster).rules_met
@@ -252,22 +241,6 @@ def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan)
     assert decision_line(decision, faster).startswith(
         "decision: stop (100 % chance that the run ends after its deadline, threshold 90 %)"
     )
-
-
-def test_advice_that_waits_for_another_window_says_so(run: Forecast, faster: Plan) -> None:
-    first = decide(Goals(restart_cost_s=60.0), forecast=run, plan=faster)
-    line = decision_line(first, faster)
-    assert first.rules_met and line.startswith(
-        "decision: keep running until another window confirms it (100 % chance that a restart "
-        "pays off, threshold 90 %) · forerun plan DIR --show 1 prints the command"
-    )
-    assert first.reasons[0].text.endswith("; another window must confirm it")
-    second = decide(
-        Goals(restart_cost_s=60.0), forecast=run, plan=faster, previously_met=first.rules_met
-    )
-    assert "window" not in decision_line(second) + second.reasons[0].text
-    calm = decide(Goals(restart_cost_s=1e9), forecast=run, plan=faster)
-    assert "window" not in decision_line(calm) + calm.reasons[0].text
 
 
 def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:

@@ -168,18 +168,6 @@ def test_a_run_without_records_has_the_end_by_its_steps(
     assert "[forerun] ends 00:19:59 UTC (by 00:" in out and "by its steps alone" in out
 
 
-@pytest.mark.parametrize(
-    ("given", "is_known"), [("golden", True), ("golden-run", True), ("x", False)]
-)
-def test_the_beginning_of_a_run_id_is_enough(
-    directory: Path, capsys: pytest.CaptureFixture[str], given: str, is_known: bool
-) -> None:
-    for verb in ("report", "predict"):
-        code = main([verb, str(directory), "--run-id", given])
-        assert (code == 0) == is_known
-        assert ("golden-run" in capsys.readouterr().err) == (not is_known)
-
-
 def test_a_report_on_records_alone_does_not_move_with_the_clock(
     directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ _LINE = (
     "--use-distributed-optimizer"
 )
 LINE = _LINE.split()
-ACCELERATE = ["accelerate", "launch", "--num-processes=16", "--num-machines=2"]
 _SRUN = """#!/bin/sh
 printf '%s\\n' "$CUDA_DEVICE_MAX_CONNECTIONS" "$@" > ran
 """
@@ -95,24 +94,6 @@ def test_a_line_has_its_own_length(tmp_path: Path) -> None:
     assert write(path, line=[*LINE, "--train-iters", "500"]) == ExitCode.ANSWER
     text = path.read_text(encoding="utf-8")
     assert text.count("--train-iters") == 1 and "# 65.54M tokens: " in text
-
-
-@pytest.mark.parametrize(
-    ("words", "line", "message"),
-    [
-        ([], LINE, "give --tokens such as 1T"),
-        (["--tokens", "1T"], [*LINE, "--train-iters", "5"], "leave one out"),
-        (["--tokens", "1T", "--mbs", "32"], LINE[:-1], "does not fit in memory"),
-        (["--tokens", "1T"], [*ACCELERATE, *LINE[9:]], "torchrun"),
-    ],
-)
-def test_what_cannot_be_written_is_one_line(
-    words: list[str], line: list[str], message: str, tmp_path: Path, capsys: Out
-) -> None:
-    words = [*words, "--gpus", "16"] if "--mbs" not in words else [*words, "--gpus", "2"]
-    assert write(tmp_path / "go", *words, line=line) == ExitCode.USAGE
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and message in err and not (tmp_path / "go").exists()
 
 
 def test_no_other_file_is_replaced(tmp_path: Path) -> None:

@@ -107,28 +107,6 @@ def test_anyway_answers_with_an_interval_that_is_wider_and_marked(home: Path, ca
     assert "factor of 2" in output.out and "optimizer" in output.err
 
 
-@pytest.mark.parametrize("verb", [["plan"], ["explain", "running"]])
-def test_other_verbs_say_no_number_either(home: Path, capsys: Out, verb: list[str]) -> None:
-    words = [verb[0], str(home), *verb[1:]]
-    command = ["--", *LINE.split(), "--optimizer", "muon"]
-    assert main([*words, *command]) == ExitCode.NO_DATA
-    assert "--anyway" in capsys.readouterr().err
-    assert main([*words, "--anyway", *command]) == ExitCode.ANSWER
-
-
-def test_an_option_of_no_parser_is_the_scripts_own(home: Path, capsys: Out) -> None:
-    line = LINE.replace("pretrain_gpt.py", "train.py")
-    assert run_predict(home, "--my-flag", "3", line=line) == ExitCode.NO_DATA
-    assert "--my-flag" in (errors := capsys.readouterr().err) and "--assume-no-effect" in errors
-    assumed = ("--assume-no-effect", "my-flag")
-    assert run_predict(home, "--my-flag", "3", line=line, verb_options=assumed) == ExitCode.ANSWER
-    capsys.readouterr()
-    more = ("--my-flag", "3", "--optimizer", "muon")
-    assert run_predict(home, *more, line=line, verb_options=assumed) == ExitCode.NO_DATA
-    # The run's own script had it in its steps.
-    assert run_predict(home, "--my-flag", "3") == ExitCode.ANSWER
-
-
 FILE = (
     "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nseq_length: 32\n"
     "max_position_embeddings: 32\nmicro_batch_size: 1\nglobal_batch_size: 8\nvocab_size: 128\n"
@@ -168,32 +146,3 @@ def test_a_key_of_no_parser_is_as_an_option_of_none(
         assert main([*words, "--anyway"]) == ExitCode.ANSWER
     if "muon" not in line:
         assert main([*words, "--assume-no-effect", name]) == ExitCode.ANSWER
-
-
-@pytest.mark.parametrize("option", ["--log-params-norm", "--timing-log-level=2"])
-def test_what_only_logs_is_named(home: Path, capsys: Out, option: str) -> None:
-    assert run_predict(home, option) == ExitCode.ANSWER
-    assert option.lstrip("-").partition("=")[0].replace("-", "_") in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("variable", "message"),
-    [("NCCL_PROTO=LL", "NCCL_PROTO (NCCL may"), ("NCCL_OF_TOMORROW=1", "NCCL_OF_TOMORROW is")],
-)
-def test_a_variable_that_is_not_modelled_has_no_number(
-    home: Path, tmp_path: Path, capsys: Out, variable: str, message: str
-) -> None:
-    other, script = LINE.replace("pretrain_gpt.py", "train.py"), tmp_path / "run.sh"
-    script.write_text(f"export {variable}\n{other}\n")
-    for line in (f"{variable} {other}", f"env {variable} {other}", f"bash {script}"):
-        assert run_predict(home, line=line) == ExitCode.NO_DATA
-        assert message in capsys.readouterr().err
-        assert run_predict(home, line=line, verb_options=("--anyway",)) == ExitCode.ANSWER
-    assert run_predict(home, line=f"NCCL_DEBUG=INFO {LINE}") == ExitCode.ANSWER
-
-
-def test_doctor_prices_nothing_there(capsys: Out) -> None:
-    words = ["doctor", "--device", "H100", "--", *LINE.split(), "--bf16", "--optimizer", "muon"]
-    assert main(words) == ExitCode.ANSWER
-    output = capsys.readouterr()
-    assert "--optimizer" in output.err and "less per step" not in output.out

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from golden_copies import golden_copy
 from json_schema import check
 from planted_runs import planted_run
 
@@ -261,25 +259,6 @@ def test_the_setting_that_two_published_runs_differ_in_is_named_first() -> None:
     assert apart and all(one.rate_frac * one.modelled_frac > 0 for one in apart)
 
 
-def test_lines_fit_a_screen_and_name_the_source(tmp_path: Path, capsys: Out) -> None:
-    table = str(FOLDER / "steps_dgxc_scaling.csv.gz")
-    main(["import", "steps", table, "--out", str(tmp_path)])
-    capsys.readouterr()
-    assert main(["normal", str(tmp_path), "--machine", "H100 DGXC BF16"]) == ExitCode.ANSWER
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
-    assert "published runs (H100," in text and "NVIDIA/dgxc-benchmarking" in text
-
-
-def test_nothing_is_published_of_processors(capsys: Out) -> None:
-    assert main(["normal", str(golden_copy("cpu_dp2"))]) == ExitCode.NO_DATA
-    err = capsys.readouterr().err.splitlines()
-    assert err == [
-        "forerun: cpu: no run on such a device is published; there are those of "
-        "A100, B200, B300, GB200, GB300, GH200, H100"
-    ]
-
-
 def test_a_group_is_told_beside_what_is_published_of_its_kind() -> None:
     run = planted_run(np.random.default_rng(1), name="one")
     row = {"run_id": run.run_id, "row": "collective", "kind": "all_reduce", "num_ranks": 8}
@@ -291,17 +270,3 @@ def test_a_group_is_told_beside_what_is_published_of_its_kind() -> None:
     (result,) = bus_rates(table, read_frame(FOLDER / "bus_bandwidths.csv")).to_dict("records")
     assert result["bytes_per_s"] == pytest.approx(412e9)
     assert result["low_bytes_per_s"] == 341e9 and result["high_bytes_per_s"] == 482e9
-
-
-@pytest.mark.slow
-def test_a_recorded_run_is_placed_among_devices_of_its_peak(tmp_path: Path, capsys: Out) -> None:
-    """No H200 is published; an H100 has its peak."""
-    records = shutil.copytree(golden_copy("cpu_dp2") / "records", tmp_path / "records")
-    for path in records.rglob("rank-*.jsonl"):
-        path.write_text(path.read_text().replace('"cpu"', '"NVIDIA H200"'))
-    result = normal_answer(tmp_path, capsys)
-    assert result["run_id"] == "golden-run" and result["alike"] == "GPUs with the peak of H200"
-    assert result["groups"] == []
-    main(["report", str(tmp_path)])
-    lines = [line for line in capsys.readouterr().out.splitlines() if " normal? " in line]
-    assert len(lines) == 1 and result["sentence"] in lines[0]

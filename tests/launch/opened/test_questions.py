@@ -128,81 +128,6 @@ def test_plan_offers_what_fits_with_states_on_the_host(tmp_path: Path, capsys: O
     assert first.startswith("fastest on 8 x") and first.endswith("of each host")
 
 
-GPT = (
-    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 1024 "
-    "--num-attention-heads 8 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 32000 "
-    "--micro-batch-size 1 --global-batch-size 64"
-)
-MAMBA = GPT.replace("pretrain_gpt", "pretrain_mamba") + " --bf16 --spec a b"
-FILES: dict[str, Any] = {
-    "t5.json": {"model_type": "t5", "d_model": 512, "num_layers": 6, "is_encoder_decoder": True},
-    "bert.json": {"model_type": "bert", "hidden_size": 768, "type_vocab_size": 2},
-    "encoder.json": {"architectures": ["BertForMaskedLM"], "hidden_size": 768},
-    "adapter_config.json": {"peft_type": "LORA", "base_model_name_or_path": "org/model"},
-    "job.sbatch": {},
-}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("predict --config llama.json --gbs 64", "--device NAME is missing"),
-        ("plan --gpus 8 --config llama.json", "--device NAME is missing"),
-        (f"explain TP2 TP4 -- {GPT}", "TP2 is not a directory"),
-        (f"explain --gpus 8 TP2 TP4 -- {GPT}", "--device NAME is missing"),
-        ("predict --device H100,A100 --config llama.json", "predict takes one --device"),
-        ("predict --device H100,NONSENSE --config llama.json", "'NONSENSE' is not known"),
-        ("plan --device H100,NONSENSE --config llama.json", "'NONSENSE' is not known"),
-        ("predict --device H100 --config t5.json", "'t5' is not of a decoder"),
-        ("predict --device H100 --config bert.json", "'bert' is not of a decoder"),
-        ("predict --device H100 --config encoder.json", "is not of a decoder"),
-        ("predict --device H100 --config adapter_config.json", "LoRA is not modelled"),
-        ("predict --device H100 --config job.sbatch", "after --, such as -- bash job.sbatch"),
-        ("predict --device H100 job.sbatch", "after --, such as -- bash job.sbatch"),
-        ("plan --device H100 job.sbatch", "after --, such as -- bash job.sbatch"),
-        (f"predict --device H100 -- {GPT} --peft-type lora", "LoRA is not modelled"),
-        (f"predict --device H100 -- {MAMBA}", "layers of Mamba are not modelled"),
-        (
-            f"predict --device H100 -- {GPT} --tensor-modelparallel-size 2",
-            "did you mean --tensor-model-parallel-size?",
-        ),
-        (
-            "predict --device H100 --gpus 32 --tp 3 --config llama.json",
-            "tp 3 x pp 1; give degrees whose product divides 32",
-        ),
-        *((f"{verb} nodir", "nodir is not a directory") for verb in ("plan", "report", "normal")),
-        ("diff nodir nodir", "nodir is not a directory"),
-    ],
-)
-def test_what_cannot_be_answered_says_what_to_do(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, value in {**FILES, "llama.json": LLAMA_70B}.items():
-        (tmp_path / name).write_text(json.dumps(value))
-    assert main(words.split()) in (ExitCode.USAGE, ExitCode.NO_DATA)
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "note"),
-    [
-        (f"--device V100 -- {GPT} --bf16", "no tensor cores for bf16"),
-        (f"--device A100 -- {GPT} --bf16 --fp8-format hybrid", "no units for FP8"),
-        ("--device H100 --config llama.json", "assumed: 1 GPU (--gpus N), 1 sample a step"),
-        ("--device H100 --gpus 64 --gbs 64 --seq 4096 --config llama.json", "nodes of 8 GPUs"),
-    ],
-)
-def test_what_nobody_stated_is_said(
-    words: str, note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Out
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "llama.json").write_text(json.dumps(LLAMA_70B | {"num_hidden_layers": 4}))
-    assert main(["predict", *words.split()]) == ExitCode.ANSWER
-    captured = capsys.readouterr()
-    assert note in captured.err and captured.out.startswith("fits: ")
-
-
 @pytest.mark.parametrize(
     ("names", "driver"),
     [
@@ -215,21 +140,3 @@ def test_what_nobody_stated_is_said(
 )
 def test_spellings_of_a_device_are_one_device(names: str, driver: str) -> None:
     assert {known_device(name).driver_name for name in names.split("|")} == {driver}
-
-
-@pytest.mark.parametrize(
-    ("device", "source"),
-    [
-        ("H100", "published measurements of NVIDIA H100 80GB HBM3"),
-        ("GB200", "published measurements of NVIDIA GB200"),
-        ("H200", "the data sheet of NVIDIA H200 and measurements of H100"),
-        ("MI300X", "the data sheet of AMD Instinct MI300X and measurements of H100"),
-        ("T4", "the data sheet of Tesla T4 and measurements of A100"),
-    ],
-)
-def test_only_measured_devices_have_measurements(device: str, source: str, capsys: Out) -> None:
-    """Neither ``priors.json`` (16 bits) nor ``recipes/published`` has a row of the last three."""
-    line = f"{GPT} --fp16".split()
-    assert main(["predict", "--json", "--device", device, "--", *line]) == ExitCode.ANSWER
-    basis = json.loads(capsys.readouterr().out)["basis"]
-    assert basis.startswith(f"from {source}")

@@ -61,11 +61,3 @@ def test_the_largest_micro_batch_fits_and_twice_as_much_does_not(capsys: Out) ->
     twice = str(2 * int(size))
     if 512 % (64 * int(twice)) == 0:
         assert predict_answer(capsys, _7B, *base, "--mbs", twice)["verdict"] == "does not fit"
-
-
-def test_they_are_lines_of_a_narrow_screen(capsys: Out) -> None:
-    assert main(["predict", "--device", "H100", "--", *_70B.split()]) == ExitCode.ANSWER
-    out = capsys.readouterr().out
-    lines = out[out.index("it would fit with") :].splitlines()
-    assert len(lines) <= 3 and max(map(len, lines)) <= 80
-    assert "largest micro-batch that fits: none" in out

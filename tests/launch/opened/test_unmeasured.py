@@ -120,15 +120,6 @@ def test_hosts_that_nvlink_joins_are_one_node(capsys: Out, device: str, is_one: 
     assert (steps[0] == pytest.approx(steps[1], rel=1e-9)) is is_one
 
 
-def test_options_change_the_described_layout(capsys: Out) -> None:
-    plain = answer(capsys, "predict", "--device", "H100", line=LINE)
-    other = answer(capsys, "predict", "--device=H100", "--tp", "4", "--gpus", "32", line=LINE)
-    assert (plain["tp"], plain["num_ranks"]) == (1, 16) and (other["tp"], other["num_ranks"]) == (
-        4,
-        32,
-    )
-
-
 def test_a_checkpoint_is_no_directory_of_a_run(nowhere: Path) -> None:
     (nowhere / "iter_0001").mkdir()
     words = ["predict", "--device", "H100", "--config", "iter_0001"]
@@ -203,19 +194,3 @@ def test_short_names_complete_what_lacks_a_size(
     completed = json.loads(capsys.readouterr().out)
     whole = answer(capsys, "predict", "--device", "H100", line=LINE)
     assert completed["step_time_s"] == pytest.approx(whole["step_time_s"], rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("words", "line", "code", "message"),
-    [
-        (["--device", "H100"], None, ExitCode.USAGE, "without a directory"),
-        (["--device", "H100"], LINE[5:], ExitCode.USAGE, "give --gpus N"),
-        (["--device", "H99"], LINE, ExitCode.USAGE, "is not known; give the name"),
-        (["--device", "H100"], [*LINE, "--optimizer", "muon"], ExitCode.NO_DATA, "--anyway"),
-    ],
-)
-def test_what_is_not_described_is_asked_for(
-    capsys: Out, words: list[str], line: list[str] | None, code: ExitCode, message: str
-) -> None:
-    assert main(["predict", *words, *(["--", *line] if line else [])]) == code
-    assert message in capsys.readouterr().err

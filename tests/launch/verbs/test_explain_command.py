@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -28,24 +27,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> str:
 def explain(capsys: Out, *words: str) -> str:
     assert main(["explain", *words]) == ExitCode.ANSWER
     return capsys.readouterr().out
-
-
-def value_of(capsys: Out, *words: str) -> dict[str, Any]:
-    return json.loads(explain(capsys, *words, "--json"))
-
-
-def test_json_says_the_same_as_the_other_verbs(home: str, capsys: Out) -> None:
-    value = value_of(capsys, home, "tp2", "running")
-    main(["predict", home, "--tensor-model-parallel-size", "2", "--json"])
-    predicted = json.loads(capsys.readouterr().out)
-    assert value["layout"]["step_time_s"] == pytest.approx(predicted["step_time_s"], rel=1e-9)
-    against = value["difference"]
-    assert against["time_frac"] == pytest.approx(predicted["time_frac"], rel=1e-9)
-    for name, parts in (("difference", against), ("other", value["other"])):
-        total_s = against["time_s"] if name == "difference" else parts["step_time_s"]
-        assert sum(t["time_s"] for t in parts["terms"]) == pytest.approx(total_s, rel=1e-9)
-    assert against["walk"]["changes"][-1]["label"] == value["layout"]["label"]
-    assert value["run_id"] and value["schema"] == 1 and value["sentence"]
 
 
 def test_the_schema_lists_all_terms(capsys: Out) -> None:
@@ -73,20 +54,3 @@ def test_a_waterfall_is_a_picture_for_light_and_dark(
         )
         bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("x")]
         assert all(float(bar.get("width", "0")) > 0 for bar in bars)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("tp3",), "2 ranks do not split over tp 3"),
-        (("nonsense",), "is not part of a layout"),
-        (("999",), "row 999 is not in the plan"),
-        (("running", "--gpus", "0"), "--gpus"),
-    ],
-)
-def test_what_cannot_be_explained_is_one_line(
-    home: str, words: tuple[str, ...], message: str, capsys: Out
-) -> None:
-    assert main(["explain", home, *words]) == ExitCode.USAGE
-    err = capsys.readouterr().err
-    assert message in err and err.count("\n") == 1

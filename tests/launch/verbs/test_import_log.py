@@ -123,13 +123,6 @@ def test_the_answer_is_json_alone_and_any_name_is_a_folder(
     assert (out / "runs" / run_id).is_dir() and " " not in run_id
 
 
-def test_a_log_is_not_imported_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = log_text(300, seed=3)[0]
-    out = imported(tmp_path, text)
-    assert main(["import", "log", str(tmp_path / "train.log"), "--out", str(out)]) == 2
-    assert "another --out" in capsys.readouterr().err
-
-
 def test_a_log_that_grows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """epfLLM/Megatron-LLM issues 11 and 22: 11.1 s at iteration 5, 14.6 at 10."""
     lines = [

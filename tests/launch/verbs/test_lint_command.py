@@ -33,11 +33,6 @@ def rules(value: dict[str, Any]) -> dict[str, Any]:
     return {flaw["rule"]: flaw for flaw in value["flaws"]}
 
 
-def test_a_run_is_asked_for_its_own_launch(capsys: Out) -> None:
-    value = answer(capsys, str(GOLDEN))
-    assert value["run_id"] and all(flaw["gain"] for flaw in value["flaws"])
-
-
 def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
     """The run's own arguments in full; 1 % of its step is exposed, which no flaw is sold for."""
     config = open_machine(GOLDEN).running
@@ -48,13 +43,6 @@ def test_another_command_is_asked_over_its_calibration(capsys: Out) -> None:
     result = rules(answer(capsys, str(GOLDEN), "--", *command))
     assert result == rules(answer(capsys, str(GOLDEN)))  # a CPU is not held up by a report
     assert "overlap-grad-reduce" not in result
-
-
-def test_words_alone_have_no_number(capsys: Out) -> None:
-    value = answer(capsys, "--", "NCCL_DEBUG=INFO", *WORSE[2:])
-    assert {*rules(value)} == {"overlap-grad-reduce", "overlap-param-gather", "NCCL_DEBUG"}
-    assert value["run_id"] is None and value["sure_frac"] == 0
-    assert all(flaw["gain"] is None and flaw["unpriced"] for flaw in value["flaws"])
 
 
 @pytest.mark.parametrize("batch", [64, 512])
@@ -78,22 +66,6 @@ def test_a_remedy_gains_what_predict_gives_for_it(
     assert flaw["gain"]["time_frac"] == pytest.approx(steps_s[1] / steps_s[0] - 1, rel=1e-9)
 
 
-def test_a_device_answers_by_its_data_sheet(capsys: Out) -> None:
-    result = rules(answer(capsys, "--device", "H100", "--", *WORSE))
-    gain = result["overlap-param-gather"]["gain"]
-    assert -1 < gain["low_frac"] < gain["time_frac"] < 0
-    assert gain["low_frac"] < gain["time_frac"] < gain["high_frac"]
-
-
-def test_why_nothing_is_priced_is_true(capsys: Out) -> None:
-    """As for VITA-MLLM/Long-VITA's scripts, which have options of a fork of Megatron-LM."""
-    result = rules(answer(capsys, "--device", "H20", "--", *WORSE, "--use-mc2"))
-    why = result["overlap-param-gather"]["unpriced"]
-    assert "not known or not modelled" in why and "--device" not in why
-    alone = rules(answer(capsys, "--", *WORSE, "--use-mc2"))
-    assert "or --device" in alone["overlap-param-gather"]["unpriced"]
-
-
 @pytest.mark.parametrize(("device", "is_reported"), [("V100", True), ("T4", True), ("A100", False)])
 def test_bf16_before_ampere_is_the_first_finding(
     capsys: Out, device: str, is_reported: bool
@@ -105,46 +77,6 @@ def test_bf16_before_ampere_is_the_first_finding(
     if is_reported:
         assert names[0] == "bf16-before-ampere" and flaws[0]["instead"].startswith("--fp16")
         assert -7 / 8 < flaws[0]["gain"]["time_frac"] < -0.1
-
-
-def test_what_is_sure_may_be_too_much(capsys: Out) -> None:
-    words = ["doctor", "--device", "H100", "--", *CASES["eval-interval"].words]
-    assert main([*words[:3], "--fail-over", "0.9", *words[3:]]) == ExitCode.ANSWER
-    assert main([*words[:3], "--fail-over", "0.01", *words[3:]]) == ExitCode.THRESHOLD
-    assert "about" in capsys.readouterr().out
-
-
-def test_a_finding_is_three_lines_and_each_says_what_it_is(capsys: Out) -> None:
-    assert main(["doctor", "--", *WORSE]) == ExitCode.ANSWER
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("1. --overlap-grad-reduce is not given · wastes · gain not known: ")
-    assert lines[2] == "   instead: --overlap-grad-reduce"
-    assert lines[-2].endswith("priced by: forerun plan --device NAME -- COMMAND")
-    assert len(lines) == 3 * 2 + 2 and lines[-1].startswith("variables exported by a shell")
-
-
-def test_ranks_may_be_said_beside(capsys: Out) -> None:
-    words = ["srun", *WORSE[WORSE.index("pretrain_gpt.py") :]]
-    assert main(["doctor", "--", *words]) == ExitCode.USAGE
-    assert "give --gpus N" in capsys.readouterr().err
-    assert "overlap-grad-reduce" in rules(answer(capsys, "--gpus", "8", "--", *words))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--device", "H100"], "give its command after --"),
-        (["--fail-over", "0"], "give its command after --"),
-        (["--", "torchrun", "t.py"], "no layers or sizes of a model"),
-        (["--gpus", "0", "--", *WORSE], "--gpus 0 is below 1"),
-        (["--mtbf-hours", "-1", "--", *WORSE], "--mtbf-hours -1.0 is not a time"),
-        (["--mtbf-hours", "nan", "--", *WORSE], "--mtbf-hours nan is not a time"),
-        (["--nothing", "--", *WORSE], "doctor takes no --nothing"),
-    ],
-)
-def test_what_cannot_be_asked_is_said(words: list[str], message: str, capsys: Out) -> None:
-    assert main(["doctor", *words]) == ExitCode.USAGE
-    assert message in capsys.readouterr().err
 
 
 def test_no_value_of_a_variable_is_shown_but_those_of_rules(capsys: Out) -> None:

@@ -95,17 +95,6 @@ def test_forecasts_between_windows_and_the_end_are_kept_and_compared(
     assert abs(track["first_error_of_total_frac"]) < 0.05
 
 
-def test_report_has_the_answer_as_text_and_as_json(
-    watched_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["report", str(watched_run)]) == ExitCode.ANSWER
-    assert "tokens/s" in capsys.readouterr().out
-    assert main(["report", str(watched_run), "--json"]) == ExitCode.ANSWER
-    result = json.loads(capsys.readouterr().out)
-    assert result["forecast"]["steps_left"] == NUM_STEPS - WINDOW_END
-    assert result["decision"]["groups"]
-
-
 def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (in_a_pass / FORECASTS).exists()
     forecast = value(in_a_pass / "forecast.json")

@@ -50,16 +50,6 @@ def row_of(home: Path, label: str, capsys: pytest.CaptureFixture[str]) -> int:
     return 1 + [one["label"] for one in result["candidates"]].index(label)
 
 
-def test_row_0_is_the_run_as_it_was_launched(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    value = json.loads(plan_output(capsys, home, "--show", 0, "--json"))
-    assert value["row"] == 0 and value["diff"] == []
-    launch = value["launch"]
-    assert launch["added"] == launch["changed"] == launch["removed"] == []
-    assert launch["command"].startswith(f"{home.parent}/torchrun --standalone --nproc-per-node 2")
-
-
 def test_the_script_runs_what_was_shown_once_all_is_set(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,26 +127,6 @@ def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_a_row_that_is_not_there_is_a_usage_error(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", str(home), "--show", "1000"]) == ExitCode.USAGE
-    assert "--show 1000 is not a row; give one from 0 to" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_row_that_cannot_run_is_shown_but_never_written(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = home.parent / "go.sh"
-    words = ["plan", str(home), "--memory-gib", "0.000001", "--show", "1"]
-    assert main(words) == ExitCode.ANSWER
-    assert "# it does not fit in memory" in capsys.readouterr().out
-    assert main([*words, "--write", str(path)]) == ExitCode.USAGE
-    assert not path.exists()
-
-
-@pytest.mark.slow
 def test_without_the_note_the_request_of_the_companion_tells_the_arguments(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,13 +135,3 @@ def test_without_the_note_the_request_of_the_companion_tells_the_arguments(
     assert "torchrun \\\n    --standalone" in out and "recipes/pretrain_gpt.py" in out
     (home / "request.json").unlink()
     assert '"${SCRIPT:?' in plan_output(capsys, home, "--show", 1)
-
-
-def test_a_command_behind_dashes_is_the_one_that_is_changed(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["torchrun", "--nproc-per-node", "2", "mine.py", "--num-layers", "4"]
-    command += ["--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"]
-    command += ["--vocab-size", "256", "--micro-batch-size", "1", "--global-batch-size", "8"]
-    value = json.loads(plan_output(capsys, home, "--show", 1, "--json", "--", *command))
-    assert value["launch"]["words"][:4] == command[:4]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -185,46 +184,6 @@ def test_answers_of_before_there_were_launches_are_read(capsys: Out) -> None:
     check(value, SCHEMA)
     (run,) = value["runs"]
     assert run["state"] == "ended" and run["iteration"] == run["steps_total"]
-
-
-def a_run_that_only_recorded(home: Path) -> None:
-    (home / "records" / "r1").mkdir(parents=True)
-
-
-def nothing(home: Path) -> None:
-    """The directory is there."""
-
-
-def no_directory(home: Path) -> None:
-    home.rmdir()
-
-
-@pytest.mark.parametrize("verb", ["status", "report"])
-@pytest.mark.parametrize(
-    ("make", "rule", "remedy"),
-    [
-        (nothing, "holds no run", "start one with --calibrate"),
-        (no_directory, "is not a directory", "give the one that --calibrate-dir named"),
-        (a_run_that_only_recorded, "record", "forerun report"),
-    ],
-)
-def test_a_directory_that_holds_nothing_is_one_line(
-    verb: str,
-    make: Callable[[Path], None],
-    rule: str,
-    remedy: str,
-    tmp_path: Path,
-    capsys: Out,
-) -> None:
-    home = tmp_path / "empty"
-    home.mkdir()
-    make(home)
-    assert main([verb, str(home)]) == ExitCode.NO_DATA
-    output = capsys.readouterr()
-    assert output.out == "" and output.err.count("\n") == 1
-    assert str(home) in output.err
-    if make is not a_run_that_only_recorded or verb == "status":
-        assert rule in output.err and remedy in output.err
 
 
 def test_the_age_is_counted_from_the_last_word(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ SCHEMA = json.loads(ANSWERS.read_text())
 DESCRIBED = [
     name
     for name, words in QUESTIONS.items()
-    if words[0] != "report" and "--show" not in words and stored(name) is not None
+    if words[0] not in ("report", "import")
+    and not {"--show", "--write"} & {*words}
+    and stored(name) is not None
 ]
 Out = pytest.CaptureFixture[str]
 

@@ -62,6 +62,19 @@ def test_plan_report_and_explain_say_the_same(run: str) -> None:
     assert explained["difference"]["time_frac"] == near(ratio - 1)
 
 
+def test_hours_and_cost_of_tokens_are_those_of_the_best_step() -> None:
+    """A device on which nothing was measured has the memory of its kind."""
+    plans = stored("pp2_prices")["answer"]["plans"]
+    assert [plan["memory_capacity_nbytes"] >> 30 for plan in plans] == [79, 179]
+    for plan, price in zip(plans, (2.5, 4.0), strict=True):
+        config, rows = plan["config"], plan["candidates"]
+        best_s = min(row["step_time_s"] for row in rows if row["verdict"] != "does not fit")
+        tokens = config["batch"]["global_batch_size"] * config["model"]["seq_length"]
+        hours = plan["num_ranks"] * best_s * 1e9 / tokens / 3600
+        assert plan["gpu_hours_per_giga_token"] == near(hours)
+        assert plan["cost_per_giga_token"] == near(price * hours)
+
+
 @pytest.mark.parametrize("run", RUNS[1:])
 def test_a_table_of_a_companion_has_shares_of_its_running_step(run: str) -> None:
     replayed = stored(f"replay_{run}")

@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from forerun.calib.answers.analysis import analyse, with_end
+from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.request import Request
-from forerun.calib.drift.stragglers import Straggler, StragglerKind, StragglerReport
-from forerun.calib.forecast.evaluation import Ended, PastForecast
+from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.calib.workload.run_options import Goals
 from forerun.launch.views.answer_tables import NUM_LAYOUTS
 from forerun.launch.views.answers import Page, page_of, render
 from forerun.launch.views.charts import layouts_chart
@@ -156,19 +153,6 @@ def test_what_can_be_scrolled_can_be_reached_by_keys(outline: Outline) -> None:
     assert scrolled and all(one.get("tabindex") == "0" for one in scrolled)
 
 
-def test_who_holds_the_others_up_stands_on_the_card(page: Page) -> None:
-    assert not page.answer.known.waiting.line
-    late = Straggler(
-        ranks=(1,), stage=0, role="", kind=StragglerKind.COMPUTE,
-        excess_s=0.5, cost_s=0.4, low_s=0.3, high_s=0.5,
-    )  # fmt: skip
-    slow = replace(page.answer.known.waiting, slow=StragglerReport(slow=(late,), cost_s=0.4))
-    delayed_answer = replace(page.answer, modelled=replace(page.answer.known, waiting=slow))
-    card = render(replace(page, answer=delayed_answer)).partition("</header>")[0]
-    assert '<p class="slow">slow: rank 1 (stage 0)' in card and "cause: compute" in card
-    assert 'class="slow"' not in render(page)
-
-
 def test_a_layout_that_is_not_offered_looks_otherwise_without_its_colour(page: Page) -> None:
     plan = page.answer.known.plan
     barred = [row for row in plan.candidates[:NUM_LAYOUTS] if plan.obstacle(row)]
@@ -184,21 +168,3 @@ def test_a_layout_that_is_not_offered_looks_otherwise_without_its_colour(page: P
 def test_markup_stays_text(page: Page) -> None:
     text = render(replace(page, notes=("<b>&</b>",)), directory="<i>")
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in text and "<i>" not in text
-
-
-def test_the_card_tells_the_end(page: Page) -> None:
-    assert "<h1>Ends " in render(replace(page, end_unix_s=None))
-    ahead = page.answer.forecast
-    end_unix_s = ahead.now_unix_s - ahead.elapsed_s + 90.0
-    at: dict[str, Any] = {
-        "run_id": "r",
-        "last_step_unix_s": end_unix_s,
-        "end_unix_s": end_unix_s,
-    }
-    for num_steps, text in ((40, " after 40 steps <small>"), (30, " at step 30 of 40 <small>")):
-        ended = Ended(iteration=num_steps, steps_total=40, **at)
-        over = with_end(page.answer, ended, Goals())
-        card = render(replace(page, answer=over)).partition("</header>")[0]
-        assert f"<h1>{'Ended' if num_steps == 40 else 'Stopped'} Sun 9 Sep 2001 01:4" in card
-        assert f"{text}(90.000 s in all)</small></h1>" in card
-        assert "decision: " not in card and "Ends" not in card

@@ -87,23 +87,6 @@ def test_the_error_is_that_of_the_first_forecast(
     score = json.loads((whole / "score.json").read_text(encoding="utf-8"))
     assert (score["schema"], score["track"]) == (2, track)
     assert score["num_scored_steps"] == NUM_STEPS - WINDOW_END
-    assert main(["report", str(whole), "--full"]) == ExitCode.ANSWER
-    lines = capsys.readouterr().out.splitlines()
-    (place,) = [n for n, line in enumerate(lines) if line.startswith("Forecasts of the finish")]
-    row = f"{WINDOW_END} {track['errors'][0]['error_s']:+.1f} s"
-    assert " ".join(lines[place + 3].split()).startswith(row)
-    assert any(line.startswith("Share of intervals that held") for line in lines)
-
-
-@pytest.mark.slow
-def test_a_run_that_was_cut_short_is_not_scored_on_its_finish(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_to(tmp_path, NUM_STEPS - 4)
-    assert "the finish was predicted" not in capsys.readouterr().out
-    track = track_of(tmp_path, capsys)
-    assert not track["is_complete"] and track["errors"] == []
-    assert track["step_coverage"][0]["num"]
 
 
 def test_damaged_lines_are_named_and_the_rest_is_used(
