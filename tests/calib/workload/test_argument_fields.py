@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
 
@@ -36,7 +36,9 @@ class Part:
     degree: int = number("degree", default=1)
     width: int = number("width", unsaid=0)
     dropout: float = real("dropout")
-    form: Form = words("form", Form.PLAIN, spelled={"disc": Form.ROUND})
+    form: Form = field(
+        default=Form.PLAIN, metadata=words("form", Form.PLAIN, spelled={"disc": Form.ROUND})
+    )
     share: float = real("fraction", usual=1.0, behind="offload")
     modules: tuple[str, ...] = listed("modules", behind="graphs")
 
