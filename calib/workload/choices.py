@@ -14,9 +14,10 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from ..errors import ConfigError
+from .argument_fields import arguments_of
 from .argument_values import ArgumentValue, option_of, shown, whole
 from .config import Batch, Recompute, RunConfig, takes_options
-from .model_shape import at_least_one
+from .model_shape import ModelShape, at_least_one
 from .parallelism import Engine, Parallelism, Sharding
 
 AxisValue: TypeAlias = "int | str"
@@ -189,6 +190,14 @@ def _number(name: str, help: str, option: str = "", **others: Any) -> Choice:
     option = option or option_of(next(iter(others["arguments"])))
     usual = {"fields": (name,), "parse": parse, "options": lambda value: (option, str(value))}
     return Choice(name=name, help=help, **usual | others)
+
+
+_DECLARED = {
+    field: one.name
+    for part in (Parallelism, Batch, ModelShape, RunConfig)
+    for field, one in arguments_of(part).items()
+}
+"""Megatron's argument of each field that is one."""
 
 
 def _degree(name: str, help: str, option: str = "", **others: Any) -> Choice:
@@ -397,12 +406,12 @@ CHOICES: tuple[Choice, ...] = (
         fields=("num_ranks", "ranks_per_node"),
         title="number of ranks",
     ),
-    _degree("tp", "tensor parallelism", arguments={"tensor_model_parallel_size": "model"}),
+    _degree("tp", "tensor parallelism", arguments={_DECLARED["tp"]: "model"}),
     _degree(
         "pp",
         "pipeline stages",
         text=_pp_text,
-        arguments={"pipeline_model_parallel_size": "model"},
+        arguments={_DECLARED["pp"]: "model"},
     ),
     _degree(
         "vpp",
@@ -422,9 +431,9 @@ CHOICES: tuple[Choice, ...] = (
         "cp",
         "context parallelism",
         fields=("cp", "context_comm", "context_inner"),
-        arguments={"context_parallel_size": "model", "cp_comm_type": "model"},
+        arguments={_DECLARED["cp"]: "model", "cp_comm_type": "model"},
     ),
-    _degree("ep", "expert parallelism", arguments={"expert_model_parallel_size": "model"}),
+    _degree("ep", "expert parallelism", arguments={_DECLARED["ep"]: "model"}),
     _number(
         "etp",
         "tensor parallelism of experts",
@@ -432,7 +441,7 @@ CHOICES: tuple[Choice, ...] = (
         title="ETP",
         value=lambda config: config.parallelism.expert_tp,
         label=_label_etp,
-        arguments={"expert_tensor_parallel_size": "model"},
+        arguments={_DECLARED["etp"]: "model"},
     ),
     _degree(
         "dp",
@@ -455,7 +464,7 @@ CHOICES: tuple[Choice, ...] = (
         words={"SP": {"is_sequence_parallel": True}, "noSP": {"is_sequence_parallel": False}},
         unsaid=_unsaid_sp,
         taken=lambda c: {"is_sequence_parallel": c.parallelism.tp > 1 and _sp_word(c) == "on"},
-        arguments={"sequence_parallel": "model"},
+        arguments={_DECLARED["is_sequence_parallel"]: "model"},
         needs_option=True,
     ),
     _number(
@@ -465,7 +474,7 @@ CHOICES: tuple[Choice, ...] = (
         title="micro-batch",
         label=lambda config: f"mbs{config.batch.micro_batch_size}",
         prose=lambda config: f"micro-batch {config.batch.micro_batch_size}",
-        arguments={"micro_batch_size": "train"},
+        arguments={_DECLARED["micro_batch_size"]: "train"},
         needs_option=True,
     ),
     _number(
@@ -474,7 +483,7 @@ CHOICES: tuple[Choice, ...] = (
         fields=("global_batch_size",),
         axis=OTHER,
         title="global batch",
-        arguments={"global_batch_size": "train"},
+        arguments={_DECLARED["global_batch_size"]: "train"},
     ),
     _number(
         "seq",
@@ -482,7 +491,7 @@ CHOICES: tuple[Choice, ...] = (
         fields=("seq_length",),
         axis=FOLLOWS,
         title="sequence length",
-        arguments={"seq_length": "model dataset"},
+        arguments={_DECLARED["seq_length"]: "model dataset"},
     ),
     Choice(
         name="recompute",
