@@ -71,7 +71,7 @@ class Choice:
     title: str = ""
     """Name in a sentence, if the name of its field does not say it."""
     help: str = ""
-    """What it is, for the help of its option; empty: it has no option."""
+    """Description for the help of its option; empty: it has no option."""
     metavar: str = "N"
     parse: Callable[[str], AxisValue] = str
     """Function that returns the value of an option's word, or raises ``ConfigError``."""

@@ -60,6 +60,14 @@ def name_of(device: torch.device) -> str:
         return device.type
 
 
+def name_if_started(models: Iterable[torch.nn.Module]) -> str:
+    """Return the name of the device that computes; empty if to ask would start its driver, on a GPU
+    that the rank may not have chosen yet."""
+    device = computing_device(models)
+    is_started = getattr(_module(device), "is_initialized", None)
+    return name_of(device) if is_started is None or is_started() else ""
+
+
 def peak_nbytes(device: torch.device) -> int:
     """Return the peak of an accelerator's allocator; 0 if unknown."""
     ask = getattr(_module(device), "max_memory_allocated", None)

@@ -143,9 +143,9 @@ class InstrumentManager:
     def describe(self, host: Host) -> None:
         """Set the host to hook from the next window on; records name its device from now on."""
         self._known = WeakHost(host)
-        from .instruments import device_name
+        from .devices import name_if_started
 
-        self.device = self._guard.protect(device_name)(host.models) or self.device
+        self.device = self._guard.protect(name_if_started)(host.models) or self.device
 
     def put_on(
         self,

@@ -32,12 +32,16 @@ def detect_links() -> SeenNode:
     none."""
     try:
         nvml: Any = importlib.import_module("pynvml")
+        driver_error: type[Exception] = nvml.NVMLError
+    except (ImportError, AttributeError):  # none, or another package of that name
+        return SeenNode()
+    try:
         nvml.nvmlInit()
         try:
             return _seen(nvml)
         finally:
             nvml.nvmlShutdown()
-    except Exception:  # another package of that name, one that is too old, or the driver's errors
+    except (driver_error, AttributeError):  # no driver, or a package that is too old
         return SeenNode()
 
 

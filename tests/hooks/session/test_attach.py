@@ -26,7 +26,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.recording.window import NUM_WARMUP_STEPS
-from forerun.hooks.session import instruments
+from forerun.hooks.session import devices
 from forerun.hooks.session.attaching import attach
 
 CONFIG = RunConfig(
@@ -91,7 +91,7 @@ def test_the_header_names_the_device_before_the_first_window(
     tmp_path: Path, config: RunConfig | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU all headers said ``cpu``: they are written in the first step, hooks come later."""
-    monkeypatch.setattr(instruments, "name_of", lambda _: "NVIDIA H200")
+    monkeypatch.setattr(devices, "name_of", lambda _: "NVIDIA H200")
     Loop(tmp_path, steps=4, config=config).train(2)
     run = read_run(tmp_path)
     assert {header.device for header in run.headers.values()} == {"NVIDIA H200"}

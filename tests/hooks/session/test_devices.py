@@ -20,7 +20,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.recording import kineto
-from forerun.hooks.session.devices import computing_device, name_of, why_no_marks
+from forerun.hooks.session.devices import (
+    computing_device,
+    name_if_started,
+    name_of,
+    why_no_marks,
+)
 from forerun.hooks.session.instruments import Instruments
 
 
@@ -46,6 +51,17 @@ def on(model: nn.Module, place: str) -> nn.Module:
             kind.__module__ = "torch.nn.parameter"
             module._parameters[name] = kind(torch.zeros(4))
     return model
+
+
+def test_asking_for_a_name_starts_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that has not chosen its GPU yet would get a context on the first one."""
+    asked: list[object] = []
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: asked.append(one) or "H200")
+    model = on(TransformerLayer(), "cuda:1")
+    for is_started, name in ((False, ""), (True, "H200")):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda it=is_started: it)
+        assert name_if_started((model,)) == name
+    assert asked == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize("place", ["xpu:0", "hpu"])
