@@ -89,7 +89,7 @@ class PlanOption:
 
 
 def _option(
-    names: str, metavar: str, description: str, read: Callable[[str, Any], Any]
+    names: str, metavar: str, read: Callable[[str, Any], Any], description: str
 ) -> dict[str, PlanOption]:
     option = PlanOption(
         names=tuple(names.split()), metavar=metavar, description=description, read=read
@@ -109,96 +109,53 @@ def _positive(option: str, text: object) -> int:
 class PlanQuestion:
     """Parsed options of a plan; each is declared here alone."""
 
-    counts: tuple[int, ...] = field(
-        default=(),
-        metadata=_option(
-            "--gpus",
-            "N|A..B|N,N",
-            "numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and so on "
-            "up to 1024 (default: as in the run)",
-            lambda _, value: read_counts(_text(value)),
-        ),
-    )
+    counts: tuple[int, ...] = field(default=(), metadata=_option(
+        "--gpus", "N|A..B|N,N", lambda _, value: read_counts(_text(value)),
+        "numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and so on up "
+        "to 1024 (default: as in the run)",
+    ))  # fmt: skip
     """Numbers of ranks; empty: as in the run."""
-    ranks_per_node: int = field(
-        default=0, metadata=_option("--gpus-per-node", "N", "(default: as in the run)", _positive)
-    )
+    ranks_per_node: int = field(default=0, metadata=_option(
+        "--gpus-per-node", "N", _positive, "(default: as in the run)"
+    ))  # fmt: skip
     """Ranks of each node; 0: as in the run."""
     devices: tuple[str, ...] = ()
     """Devices, by the driver's name; empty: the run's device."""
-    batch: BatchRule = field(
-        default=BatchRule(),
-        metadata=_option(
-            "--global-batch-size --gbs",
-            "N|xGPUS",
-            "samples of a step; xGPUS: as many per GPU as in the run; 4xGPUS: four per GPU",
-            lambda _, value: read_batch(_text(value)),
-        ),
-    )
-    seq_length: int = field(
-        default=0, metadata=_option("--seq-length --seq", "N", "tokens of a sample", _positive)
-    )
+    batch: BatchRule = field(default=BatchRule(), metadata=_option(
+        "--global-batch-size --gbs", "N|xGPUS", lambda _, value: read_batch(_text(value)),
+        "samples of a step; xGPUS: as many per GPU as in the run; 4xGPUS: four per GPU",
+    ))  # fmt: skip
+    seq_length: int = field(default=0, metadata=_option(
+        "--seq-length --seq", "N", _positive, "tokens of a sample"
+    ))  # fmt: skip
     """Tokens per sample; 0: as in the run."""
-    memory_nbytes: int | None = field(
-        default=None,
-        metadata=_option(
-            "--memory-gib",
-            "X",
-            "memory of one GPU in GiB (default: as in the run)",
-            lambda _, value: _memory_nbytes(str(value)),
-        ),
-    )
-    objective: Objective = field(
-        default=Objective.TIME,
-        metadata=_option(
-            "--objective",
-            "time|cost",
-            "order of the rows (default time)",
-            lambda _, value: _objective(value),
-        ),
-    )
-    num_tokens: int = field(
-        default=0,
-        metadata=_option(
-            "--tokens",
-            "N",
-            "days, steps and GPU-hours of a run to so many tokens, as 300B, 1T or 2e12",
-            lambda _, value: read_tokens(value),
-        ),
-    )
+    memory_nbytes: int | None = field(default=None, metadata=_option(
+        "--memory-gib", "X", lambda _, value: _memory_nbytes(str(value)),
+        "memory of one GPU in GiB (default: as in the run)",
+    ))  # fmt: skip
+    objective: Objective = field(default=Objective.TIME, metadata=_option(
+        "--objective", "time|cost", lambda _, value: _objective(value),
+        "order of the rows (default time)",
+    ))  # fmt: skip
+    num_tokens: int = field(default=0, metadata=_option(
+        "--tokens", "N", lambda _, value: read_tokens(value),
+        "days, steps and GPU-hours of a run to so many tokens, as 300B, 1T or 2e12",
+    ))  # fmt: skip
     """Tokens of the whole run; 0: not requested."""
-    prices: tuple[float, ...] = field(
-        default=(),
-        metadata=_option(
-            "--price-per-gpu-hour",
-            "X",
-            "price of an hour of one GPU: one, or of plan one for each --device, with commas",
-            lambda _, value: read_prices(_text(value)),
-        ),
-    )
+    prices: tuple[float, ...] = field(default=(), metadata=_option(
+        "--price-per-gpu-hour", "X", lambda _, value: read_prices(_text(value)),
+        "price of an hour of one GPU: one, or of plan one for each --device, with commas",
+    ))  # fmt: skip
     """Price per GPU-hour of each device; empty: not stated."""
-    keep: LayoutConstraint | None = field(
-        default=None,
-        metadata=_option(
-            "--keep",
-            "tp=8,pp=1|2",
-            "only layouts with these values",
-            lambda _, value: _keep(value),
-        ),
-    )
-    why: LayoutConstraint | None = field(
-        default=None,
-        metadata=_option(
-            "--why",
-            "tp=16",
-            "why such layouts are not at the top",
-            lambda _, value: _keep(value),
-        ),
-    )
-    top: int = field(
-        default=NUM_TOP,
-        metadata=_option("--top", "K", f"number of rows to show (default {NUM_TOP})", _positive),
-    )
+    keep: LayoutConstraint | None = field(default=None, metadata=_option(
+        "--keep", "tp=8,pp=1|2", lambda _, value: _keep(value), "only layouts with these values"
+    ))  # fmt: skip
+    why: LayoutConstraint | None = field(default=None, metadata=_option(
+        "--why", "tp=16", lambda _, value: _keep(value), "why such layouts are not at the top"
+    ))  # fmt: skip
+    top: int = field(default=NUM_TOP, metadata=_option(
+        "--top", "K", _positive, f"number of rows to show (default {NUM_TOP})"
+    ))  # fmt: skip
 
     def __post_init__(self) -> None:
         """Require one price, or one for each device."""
