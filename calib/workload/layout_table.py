@@ -1,0 +1,169 @@
+"""Layouts of one run as columns: the form in which memory and time of layouts are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import Batch, RunConfig
+from .parallelism import Parallelism
+
+Ints = NDArray[np.int64]
+_T = TypeVar("_T")
+_OWN = tuple(one.name for one in fields(RunConfig) if one.name not in ("parallelism", "batch"))
+_OF_PARALLELISM = tuple(one.name for one in fields(Parallelism))
+_OF_BATCH = tuple(one.name for one in fields(Batch))
+FIELDS = (*_OWN, *_OF_PARALLELISM, *_OF_BATCH)
+"""Names of all columns: the fields of a ``RunConfig``, with those of its parallelism and batch in
+place of these two."""
+_PATHS = {
+    **{name: name for name in _OWN},
+    **{name: f"parallelism.{name}" for name in _OF_PARALLELISM},
+    **{name: f"batch.{name}" for name in _OF_BATCH},
+}
+_LARGE = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Column:
+    """One field of all layouts: its distinct values, and the index among them of each layout."""
+
+    values: tuple[Any, ...]
+    codes: Ints
+
+    @staticmethod
+    def of_numbers(numbers: Sequence[float] | Ints | NDArray[np.bool_]) -> Column:
+        """Return the column of some numbers or flags."""
+        values, codes = np.unique(np.asarray(numbers), return_inverse=True)
+        return Column(values=tuple(values.tolist()), codes=codes)
+
+    def take(self, rows: Ints) -> Column:
+        """Return the column of some layouts, by index."""
+        return Column(values=self.values, codes=self.codes[rows])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayoutTable:
+    """Layouts that differ in some fields, one a row; a single layout is a table of one row.
+
+    Every quantity of a layout is computed once for each distinct combination of the fields that it
+    depends on (``each``).
+    """
+
+    base: RunConfig
+    """A layout with the values of all fields that do not vary."""
+    columns: Mapping[str, Column]
+    """Fields that vary, by their names in ``FIELDS``."""
+    num_rows: int
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    @staticmethod
+    def of(configs: Sequence[RunConfig]) -> LayoutTable:
+        """Return the table of some layouts, at least one."""
+        columns = {}
+        for name in FIELDS:
+            value_of = attrgetter(_PATHS[name])
+            first = value_of(configs[0])
+            values = [value_of(config) for config in configs]
+            if all(value is first or value == first for value in values):
+                continue
+            numbers: dict[Any, int] = {}
+            codes = [numbers.setdefault(value, len(numbers)) for value in values]
+            columns[name] = Column(values=tuple(numbers), codes=np.array(codes, dtype=np.int64))
+        return LayoutTable(base=configs[0], columns=columns, num_rows=len(configs))
+
+    def config(self, row: int) -> RunConfig:
+        """Return one layout; raises ``ConfigError`` if it cannot run."""
+        changes = {name: one.values[one.codes[row]] for name, one in self.columns.items()}
+        config, par, batch = self.base, {}, {}
+        par = {name: changes.pop(name) for name in _OF_PARALLELISM if name in changes}
+        batch = {name: changes.pop(name) for name in _OF_BATCH if name in changes}
+        return replace(
+            config,
+            parallelism=replace(config.parallelism, **par) if par else config.parallelism,
+            batch=replace(config.batch, **batch) if batch else config.batch,
+            **changes,
+        )
+
+    def configs(self) -> Iterator[RunConfig]:
+        """Yield every layout."""
+        return map(self.config, range(len(self)))
+
+    def take(self, rows: Ints) -> LayoutTable:
+        """Return some layouts, by index."""
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        return LayoutTable(base=self.base, columns=columns, num_rows=len(rows))
+
+    def numbers(self, name: str) -> Ints:
+        """Return the values of a field of whole numbers or flags, shape (layouts,)."""
+        column = self.columns.get(name)
+        if column is not None:
+            return np.array(column.values, dtype=np.int64)[column.codes]
+        return np.full(len(self), attrgetter(_PATHS[name])(self.base), dtype=np.int64)
+
+    def distinct(
+        self, names: Sequence[str], *others: NDArray[np.int64 | np.bool_]
+    ) -> tuple[Ints, Ints]:
+        """Return the first layout of each distinct combination of these fields and other columns,
+        and the index of each layout's combination among them."""
+        codes = [self.columns[name].codes for name in names if name in self.columns]
+        return distinct_rows([*codes, *others], len(self))
+
+    def each(
+        self,
+        value_of: Callable[[RunConfig], _T],
+        names: Sequence[str],
+        *others: NDArray[np.int64 | np.bool_],
+    ) -> tuple[list[_T], Ints]:
+        """Return ``value_of`` of the first layout of each distinct combination, and the index of
+        each layout's value in that list."""
+        firsts, places = self.distinct(names, *others)
+        return [value_of(self.config(first)) for first in firsts.tolist()], places
+
+    @cached_property
+    def num_microbatches(self) -> Ints:
+        """Micro-batches of each layout in a step."""
+        samples = self.numbers("micro_batch_size") * self.numbers("dp")
+        return self.numbers("global_batch_size") // samples
+
+
+def all_but(*names: str) -> tuple[str, ...]:
+    """Return the names of all columns but these."""
+    assert set(names) <= set(FIELDS), set(names) - set(FIELDS)
+    return tuple(name for name in FIELDS if name not in names)
+
+
+def distinct_rows(
+    columns: Sequence[NDArray[np.int64 | np.bool_]], num_rows: int
+) -> tuple[Ints, Ints]:
+    """Return the first row of each distinct combination of columns, and the index of each row's
+    combination among them; combinations are in the order of their values."""
+    if not num_rows:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    _, firsts, places = np.unique(
+        _joined(columns, num_rows), return_index=True, return_inverse=True
+    )
+    return firsts, places
+
+
+def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]], num_rows: int) -> Ints:
+    """Return an integer key for each combination, as sorting these is far faster than rows."""
+    joined, span = np.zeros(num_rows, dtype=np.int64), 1
+    for column in columns:
+        values = np.asarray(column, dtype=np.int64)
+        least = int(values.min())
+        width = int(values.max()) - least + 1
+        if span > _LARGE // width:
+            joined = np.unique(joined, return_inverse=True)[1]
+            span = len(joined)
+        joined = joined * width + (values - least)
+        span *= width
+    return joined
