@@ -473,10 +473,7 @@ def _layer_variants(
 
 def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
     """Return the number of layers of a chunk that ``FULL`` recomputes (0 otherwise)."""
-    if config.recompute is not Recompute.FULL:
-        return 0
-    num_layers = config.chunk_layers[chunk]
-    return min(config.recompute_num_layers or num_layers, num_layers)
+    return RecomputeOption.from_config(config).num_covered(config.chunk_layers[chunk])
 
 
 def layer_modules(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:

@@ -67,6 +67,12 @@ class RecomputeOption:
         """Recomputed modules, which retain no activations: those named, and those inside them."""
         return _parts(self.names)
 
+    def num_covered(self, num_layers: int) -> int:
+        """Return how many of a chunk's layers are recomputed as a whole."""
+        if self.recompute is not Recompute.FULL:
+            return 0
+        return min(self.num_layers or num_layers, num_layers)
+
     @property
     def weight(self) -> float:
         """Sort key: larger than the weight of every setting that this one contains."""

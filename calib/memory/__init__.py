@@ -16,8 +16,6 @@ if TYPE_CHECKING:
         stashed_nbytes,
     )
     from .devices import known_device, known_nbytes
-    from .layout_table import LayoutMemory
-    from .module_memory import ModuleBytes, module_bytes
     from .peak import (
         FITS_PROBABILITY,
         OVERHEAD_SIGMA_FRAC,
@@ -30,11 +28,8 @@ if TYPE_CHECKING:
         memory,
         memory_offset,
         memory_with_offset,
-        overhead_nbytes,
-        stage_chunks,
-        stage_parts,
         verdict,
     )
-    from .states import StateBytes, state_bytes
+    from .pipelines import needed_nbytes
 
 __getattr__ = lazy_getattr(__name__)

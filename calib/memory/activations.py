@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..layers import EXPERT_KINDS, BlockKind, RecomputeOption, opaque_of
+from ..layers import EXPERT_KINDS, BlockKind, opaque_of
 from ..workload import (
     ContextComm,
     Engine,
@@ -50,61 +50,50 @@ class SavedTensor:
     """Names in ``recompute_modules`` that drop it."""
     offload: str = ""
     """Name in ``offload_modules`` that moves it to host memory."""
+    is_routed: bool = False
+    """Its size follows from the tokens that are routed to the experts of a rank."""
 
 
 def offloaded_nbytes(
     config: RunConfig, tensors: Iterable[SavedTensor], recomputed_modules: frozenset[str]
 ) -> float:
-    """Return the bytes of these tensors of a layer that are in host memory between the passes.
+    """Return the bytes of these tensors of a layer that are in host memory between the passes."""
+    return sum(saved.nbytes for saved in tensors if is_offloaded(config, saved, recomputed_modules))
 
-    They are the inputs of the modules in ``offload_modules`` (fine-grained activation offloading of
-    Megatron-LM main, 2026).  Recomputed tensors are not copied, and none is under full recompute.
-    Tensors below Megatron's minimum size and those of the last layer, which stay on the device, are
-    counted as offloaded too.
+
+def is_offloaded(config: RunConfig, saved: SavedTensor, recomputed_modules: frozenset[str]) -> bool:
+    """Return True if a tensor is in host memory between the passes.
+
+    These are the inputs of the modules in ``offload_modules`` (fine-grained activation offloading
+    of Megatron-LM main, 2026).  Recomputed tensors are not copied, and none is under full
+    recompute.  Tensors below Megatron's minimum size and those of the last layer, which stay on the
+    device, are counted as offloaded too.
     """
     if config.recompute is Recompute.FULL or config.device == "cpu" or not config.offload_modules:
-        return 0.0
+        return False
     names = set(config.offload_modules)
     names = names.union(*(_FUSED.get(name, ()) for name in names))
-    return sum(
-        saved.nbytes
-        for saved in tensors
-        if saved.offload in names and not recomputed_modules.intersection(saved.modules)
-    )
+    return saved.offload in names and recomputed_modules.isdisjoint(saved.modules)
 
 
 def stashed_nbytes(
     config: RunConfig, tensors: Iterable[SavedTensor], recomputed_modules: frozenset[str]
 ) -> float:
-    """Return the bytes of these tensors of an expert layer that are stashed in pages; 0 without
-    paged stash."""
+    """Return the bytes of these tensors of an expert layer that are stashed in pages."""
+    return sum(saved.nbytes for saved in tensors if is_stashed(config, saved, recomputed_modules))
+
+
+def is_stashed(config: RunConfig, saved: SavedTensor, recomputed_modules: frozenset[str]) -> bool:
+    """Return True if a tensor is stashed in pages; never without paged stash."""
     experts = config.model.experts
     if experts is None or not experts.stash_factor or config.recompute is Recompute.FULL:
-        return 0.0
-    return sum(
-        saved.nbytes
-        for saved in tensors
-        if saved.name.startswith("expert") and not recomputed_modules.intersection(saved.modules)
-    )
+        return False
+    return saved.name.startswith("expert") and recomputed_modules.isdisjoint(saved.modules)
 
 
 ROUTER_NBYTES = 21
 """Router bytes per token and expert: scores, their copy for the balancing loss and probabilities in
 fp32, a mask, and the two int32 rows of the permutation map."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerActivations:
-    """Activation bytes of one layer and one micro-batch on one rank."""
-
-    input_nbytes: float
-    """Bytes retained if the whole layer is recomputed."""
-    saved_nbytes: float
-    """Bytes retained from forward to backward, under the run's recompute by module."""
-    working_nbytes: float
-    """Bytes beyond ``saved_nbytes`` at the peak of the layer's backward pass."""
-    recompute_working_nbytes: float
-    """Bytes beyond ``input_nbytes`` at that peak, if the whole layer is recomputed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,55 +136,40 @@ def sizes(config: RunConfig) -> Sizes:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerParts:
-    """A layer of one layout, before recompute drops any tensor."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPart:
+    """What a layer saves and works with before recompute drops any tensor: the part that follows
+    from the tokens routed to a rank, or the rest."""
 
-    config: RunConfig
     tensors: tuple[SavedTensor, ...]
-    in_mlp: float
+    in_mlp: float = 0.0
     """Working bytes of the MLP's backward pass."""
-    in_attention: float
-    """Working bytes of attention's backward pass, less the bytes that the MLP has freed by then."""
-
-    def activations(self, recomputed_modules: frozenset[str]) -> LayerActivations:
-        """Return saved and working bytes if these modules are recomputed."""
-        everything = _nbytes(self.tensors)
-        dropped = [
-            saved for saved in self.tensors if not recomputed_modules.isdisjoint(saved.modules)
-        ]
-        away = offloaded_nbytes(self.config, self.tensors, recomputed_modules)
-        # In the backward pass, the dropped tensors of a part are back while that part runs.
-        back_mlp = _nbytes(saved for saved in dropped if saved.part == "mlp")
-        back_attention = _nbytes(dropped) - back_mlp
-        in_mlp = self.in_mlp + _buffers_nbytes(self.config, recomputed_modules)
-        working_nbytes = max(in_mlp + back_mlp, self.in_attention + back_mlp + back_attention)
-        first = self.tensors[0].nbytes
-        saved_nbytes = everything - _nbytes(dropped) - away
-        if recomputed_modules and picks_operators(self.config):
-            saved_nbytes = first + operators_nbytes(self.config)
-            working_nbytes = max(everything - saved_nbytes, 0.0) + max(in_mlp, self.in_attention)
-        return LayerActivations(
-            input_nbytes=first,
-            saved_nbytes=saved_nbytes,
-            # Offloaded tensors of this layer are back, those of the next one are being fetched.
-            working_nbytes=working_nbytes + 2 * away,
-            recompute_working_nbytes=everything - first + max(in_mlp, self.in_attention),
-        )
+    in_attention: float = 0.0
+    """Working bytes of attention's backward pass."""
+    picked_nbytes: float = 0.0
+    """Bytes that PyTorch's operator checkpoints retain, if these are used."""
 
 
-def layer_parts(config: RunConfig, kind: BlockKind) -> LayerParts:
-    """Return the saved tensors of one layer and the working bytes of its backward pass."""
-    tensors = layer_tensors(config, kind)
-    mlp_nbytes = _nbytes(saved for saved in tensors if saved.part == "mlp")
+def layer_part(config: RunConfig, kind: BlockKind) -> LayerPart:
+    """Return a layer without what is routed."""
+    tensors = tuple(saved for saved in layer_tensors(config, kind) if not saved.is_routed)
     in_mlp, in_attention = 0.0, 0.0
-    if kind in _WITH_MLP:
-        in_mlp = mlp_working_nbytes(config, has_experts=kind in EXPERT_KINDS)
+    if kind in _WITH_MLP - EXPERT_KINDS:
+        in_mlp = mlp_working_nbytes(config, has_experts=False)
     if kind in _WITH_ATTENTION:
-        in_attention = attention_working_nbytes(config) - mlp_nbytes
+        in_attention = attention_working_nbytes(config)
     elif kind not in _WITH_MLP:
         in_attention = _opaque_working_nbytes(config, kind)
-    return LayerParts(config=config, tensors=tensors, in_mlp=in_mlp, in_attention=in_attention)
+    picked = tensors[0].nbytes + operators_nbytes(config) if picks_operators(config) else 0.0
+    return LayerPart(
+        tensors=tensors, in_mlp=in_mlp, in_attention=in_attention, picked_nbytes=picked
+    )
+
+
+def routed_part(config: RunConfig) -> LayerPart:
+    """Return what is routed in a layer with experts, with the gradients alive in its MLP."""
+    in_mlp = mlp_working_nbytes(config, has_experts=True)
+    return LayerPart(tensors=routed_tensors(config), in_mlp=in_mlp)
 
 
 def picks_operators(config: RunConfig) -> bool:
@@ -222,12 +196,6 @@ def operators_nbytes(config: RunConfig) -> float:
     scattered = 2 * size.split_tokens * model.hidden_size if size.is_gathered else 0.0
     lse = 4 * size.tokens * model.num_attention_heads / tp
     return (saved * size.tokens + scattered) * size.nbytes + lse
-
-
-def layer_activations(config: RunConfig, kind: BlockKind) -> LayerActivations:
-    """Return saved and working bytes of one layer."""
-    parts = layer_parts(config, kind)
-    return parts.activations(RecomputeOption.from_config(config).parts)
 
 
 _WITH_MLP = frozenset({BlockKind.LAYER, BlockKind.MLP, *EXPERT_KINDS})
@@ -427,28 +395,43 @@ def mlp_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
 
 def expert_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
     """Return the tensors of router, dispatched tokens, routed experts and shared experts."""
-    model, par, size = config.model, config.parallelism, sizes(config)
+    model, size = config.model, sizes(config)
+    experts = model.experts
+    assert experts is not None
+    shared = size.tokens * experts.shared_ffn_hidden_size / config.parallelism.tp
+    gates = 2 if model.is_gated else 1
+    return (
+        *routed_tensors(config),
+        _in_moe("shared activation input", shared * gates * size.nbytes, "shared_experts"),
+        _in_moe("shared activation output", shared * size.product_nbytes, "shared_experts"),
+    )
+
+
+def routed_tensors(config: RunConfig) -> tuple[SavedTensor, ...]:
+    """Return the tensors of router, dispatched tokens and routed experts."""
+    model, size = config.model, sizes(config)
     experts = model.experts
     assert experts is not None
     routed = _saved_rows(config)
-    wide = routed * experts.ffn_hidden_size / par.expert_tp
-    shared = size.tokens * experts.shared_ffn_hidden_size / par.tp
+    wide = routed * experts.ffn_hidden_size / config.parallelism.expert_tp
     gates = 2 if model.is_gated else 1
-    whole = ("moe",)
-
-    def saved(name: str, nbytes: float, *modules: str) -> SavedTensor:
-        offload = _OFFLOADED.get(name, "")
-        modules = (*whole, *modules)
-        return SavedTensor(name=name, nbytes=nbytes, part="mlp", modules=modules, offload=offload)
-
     return (
-        saved("router", ROUTER_NBYTES * size.split_tokens * experts.num_experts),
-        saved("expert input", routed * model.hidden_size * size.product_nbytes),
-        saved("expert probabilities", 4 * routed),
-        saved("expert activation input", wide * gates * size.nbytes),
-        saved("expert activation output", wide * size.product_nbytes, "moe_act"),
-        saved("shared activation input", shared * gates * size.nbytes, "shared_experts"),
-        saved("shared activation output", shared * size.product_nbytes, "shared_experts"),
+        _in_moe("router", ROUTER_NBYTES * size.split_tokens * experts.num_experts),
+        _in_moe("expert input", routed * model.hidden_size * size.product_nbytes),
+        _in_moe("expert probabilities", 4 * routed),
+        _in_moe("expert activation input", wide * gates * size.nbytes),
+        _in_moe("expert activation output", wide * size.product_nbytes, "moe_act"),
+    )
+
+
+def _in_moe(name: str, nbytes: float, *modules: str) -> SavedTensor:
+    return SavedTensor(
+        name=name,
+        nbytes=nbytes,
+        part="mlp",
+        modules=("moe", *modules),
+        offload=_OFFLOADED.get(name, ""),
+        is_routed="shared_experts" not in modules,
     )
 
 
@@ -530,15 +513,6 @@ def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
     return (residual + max(gathered + wide, gates * wide)) * size.nbytes
 
 
-def _buffers_nbytes(config: RunConfig, recomputed_modules: frozenset[str]) -> float:
-    """Return the bytes of the large buffers from which pages are filled, for the active layer."""
-    experts = config.model.experts
-    if experts is None or not experts.stash_factor:
-        return 0.0
-    paged = stashed_nbytes(config, expert_tensors(config), recomputed_modules)
-    return paged * experts.rank_capacity_factor / experts.stash_factor
-
-
 def attention_working_nbytes(config: RunConfig) -> float:
     """Return the bytes of live gradients in attention's backward pass: output, queries, keys and
     values.
@@ -563,7 +537,3 @@ def attention_working_nbytes(config: RunConfig) -> float:
 def _norm_nbytes(config: RunConfig, rows: float) -> float:
     """Return the fp32 statistics of a norm: deviation, and for LayerNorm the mean."""
     return rows * (8 if config.model.normalization is Normalization.LAYER_NORM else 4)
-
-
-def _nbytes(tensors: Iterable[SavedTensor]) -> float:
-    return sum(saved.nbytes for saved in tensors)

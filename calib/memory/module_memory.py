@@ -1,11 +1,16 @@
-"""Bytes of a model's modules, for each recompute setting."""
+"""Bytes of a model's modules in many layouts, gathered from what each of them depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import TypeVar
+
+import numpy as np
 
 from ..layers import (
+    EXPERT_KINDS,
     Block,
     BlockKind,
     RecomputeOption,
@@ -16,9 +21,23 @@ from ..layers import (
     layer_kinds,
     norm_module,
 )
-from ..workload import Engine, Fp8Recipe, ModelShape, OperatorKind, RunConfig, takes_options
-from .activations import LayerActivations, LayerParts, layer_parts, sizes
+from ..workload import (
+    Batch,
+    Engine,
+    Fp8Recipe,
+    Ints,
+    LayoutTable,
+    ModelShape,
+    OperatorKind,
+    Recompute,
+    RunConfig,
+    takes_options,
+)
+from .activations import layer_part, routed_part, sizes
+from .layer_memory import LayerBytes, PartBytes, columns
 from .states import Number
+
+_Record = TypeVar("_Record", "EndWeights", "LayerWeights", "_OfMicrobatch")
 
 _ATTENTION_PRODUCTS = frozenset(
     {OperatorKind.LINEAR_QKV, OperatorKind.LINEAR_PROJ, OperatorKind.LINEAR}
@@ -37,28 +56,26 @@ PIECE_WIDTH = 3072
 """Columns of the table that Megatron's fused head takes at once (``LCE_BWD_VOCAB_SPLIT_SIZE`` of
 ``fusions/linear_cross_entropy``, branch dev of 2026).  Liger takes as many tokens at once that the
 logits have about as many elements as the hidden states, which is like it."""
+SPLIT_FIELDS = (
+    *("tp", "cp", "ep", "etp", "pp", "vp", "dp", "chunk_layers", "microbatch_group_size"),
+    *("is_sequence_parallel", "micro_batch_size", "global_batch_size"),
+    *("recompute", "recompute_modules", "recompute_num_layers", "recompute_span"),
+    *("is_optimizer_distributed", "num_optimizer_instances", "optimizer_offload_frac"),
+    *("sharding", "regathers_weights", "keeps_grads_whole", "prefetches_backward"),
+    *("overlaps_grad_reduce", "overlaps_param_gather", "gathers_beside_update"),
+    *("overlaps_p2p", "overlaps_p2p_ends", "overlaps_tp", "distributes_saved_activations"),
+    *("bucket_numel", "pads_buckets", "is_pipeline_before_data", "ranks_per_node"),
+    *("overlaps_optimizer_offload", "cadence", "program", "absent", "given", "unmodelled"),
+)
+"""Fields in which layouts of one run may differ: bytes of modules depend on those that are named
+where they are read, and on none of the others."""
+_MICROBATCH = ("tp", "cp", "is_sequence_parallel", "micro_batch_size")
+"""Those of them that a layer's activations follow from, besides recompute and routed tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerBytes:
-    """Bytes and parameters of one layer of a kind; ``Number`` each."""
-
-    saved: Number
-    working: Number
-    recompute_working: Number
-    """Working bytes of a layer that is recomputed as a whole."""
-    numel: Number
-    """Parameters without those of experts."""
-    expert_numel: Number
-    weights_extra: Number
-    """Copies of a layer's weights in 8 bits, less the weights that they replace."""
-    scratch: Number
-    """Placeholders for weight gradients that only this kind has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleBytes:
-    """Bytes of one of each module; independent of stages, replicas and schedule."""
+    """Bytes of one of each module in some layouts, shape (layouts,) each."""
 
     layers: Mapping[BlockKind, LayerBytes]
     """Each kind of layer that the model has."""
@@ -70,6 +87,26 @@ class ModuleBytes:
     """Saved by the final norm, as input of the output product, and by multi-token prediction."""
     loss: Number
     """Working bytes beyond saved tensors, from logits to the gradient of the output product."""
+    head_scratch: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerWeights:
+    """Parameters of one layer, and bytes beside them that stay for the whole run."""
+
+    numel: Number
+    """Parameters without those of experts."""
+    expert_numel: Number
+    copies: Number
+    """Copies of a layer's weights in 8 bits, less the weights that they replace."""
+    scratch: Number
+    """Placeholders for weight gradients that only this kind has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EndWeights:
+    """Parameters outside the layers, and bytes that stay on every stage for the whole run."""
+
     embedding_numel: Number
     vocabulary_numel: Number
     norm_numel: Number
@@ -77,60 +114,117 @@ class ModuleBytes:
     prediction_expert_numel: Number
     scratch: Number
     """Placeholders for weight gradients that are accumulated in place, and workspaces."""
-    head_scratch: Number
-
-    def to_columns(self) -> dict[str, Number]:
-        """Return all numbers by name; those of layers are ``kind.name``."""
-        columns = {name: getattr(self, name) for name in _SHARED}
-        for kind, one in self.layers.items():
-            columns |= {f"{kind.value}.{name}": getattr(one, name) for name in _OF_LAYER}
-        return columns
-
-    @staticmethod
-    def from_columns(columns: Mapping[str, Number]) -> ModuleBytes:
-        """Return the modules of ``to_columns`` output."""
-        kinds = [kind for kind in BlockKind if f"{kind.value}.saved" in columns]
-        layers = {
-            kind: LayerBytes(**{name: columns[f"{kind.value}.{name}"] for name in _OF_LAYER})
-            for kind in kinds
-        }
-        return ModuleBytes(layers=layers, **{name: columns[name] for name in _SHARED})
-
-
-_OF_LAYER = tuple(field.name for field in fields(LayerBytes))
-_SHARED = tuple(field.name for field in fields(ModuleBytes) if field.name != "layers")
-
-
-def module_bytes(config: RunConfig) -> ModuleBytes:
-    """Return the bytes of each module of a layout, under its own recompute setting."""
-    return SplitModules.of(config).recomputed(RecomputeOption.from_config(config).parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SplitModules:
-    """Modules of a model, split by a layout's degrees, for any recomputed modules."""
+class _OfMicrobatch:
+    """Bytes that follow from a micro-batch and its split within a layer, without any layer."""
 
-    config: RunConfig
-    plain: ModuleBytes
-    """Bytes if no module is recomputed."""
-    parts: Mapping[BlockKind, LayerParts]
+    split_tokens: Number
+    layer_input: Number
+    embedding_saved: Number
+    embedding_grad: Number
+    head_saved: Number
+    """Without the layers inside multi-token prediction."""
+    loss: Number
+    head_scratch: Number
+    waiting: Number
+    """Input and output gradient of the output product."""
+    added: Number
+    """Bytes that added modules save in each layer."""
 
-    @staticmethod
-    def of(config: RunConfig) -> SplitModules:
-        """Return the modules of a layout; of its recompute only full or not matters."""
-        parts = {kind: layer_parts(config, kind) for kind in _kinds(config.model)}
-        return SplitModules(config=config, plain=_plain_modules(config, parts), parts=parts)
 
-    def recomputed(self, modules: frozenset[str]) -> ModuleBytes:
-        """Return the bytes if these modules are recomputed."""
-        if not modules:
-            return self.plain
-        activations = _activations(self.config, self.parts, modules)
-        layers = {
-            kind: replace(one, **activations[kind]) for kind, one in self.plain.layers.items()
-        }
-        head_saved = _head_saved_nbytes(self.config, activations)
-        return replace(self.plain, layers=layers, head_saved=head_saved)
+class Modules:
+    """Modules of layouts of one run: each part of them is computed once for each distinct
+    combination of the settings that it depends on, and summed for each layout."""
+
+    def __init__(self, table: LayoutTable) -> None:
+        """Read layouts that differ in ``SPLIT_FIELDS`` only."""
+        config = table.config(0)
+        self._model, self._kinds = config.model, _kinds(config.model)
+        settings, self._setting = table.each(_itself, ("recompute", "recompute_modules"))
+        layouts, self._micro = table.each(_itself, _MICROBATCH)
+        self._of_micro = _stacked([_of_microbatch(one) for one in layouts])
+        self._parts: dict[BlockKind, PartBytes] = {}
+        self._layers: dict[BlockKind, LayerBytes] = {}
+        for kind in self._kinds:
+            part = PartBytes.of([layer_part(one, kind) for one in layouts], settings)
+            if kind in EXPERT_KINDS:
+                self._parts[kind] = part
+            else:
+                self._layers[kind] = part.layer(np.asarray(self._of_micro.layer_input))
+        if self._parts:
+            self._read_routed(table, settings)
+        weights, self.places = table.each(_weights, ("tp", "ep", "etp"))
+        self.ends = _stacked([ends for ends, _ in weights])
+        self.layers = {kind: _stacked([of[kind] for _, of in weights]) for kind in self._kinds}
+        self._num_deferred: Ints | None = None
+        if config.defers_head_gradients:
+            deferred, places = table.each(
+                attrgetter("num_deferred_heads"),
+                (),
+                table.num_microbatches,
+                table.numbers("pp") > 1,
+            )
+            self._num_deferred = np.array(deferred)[places]
+
+    def _read_routed(self, table: LayoutTable, settings: Sequence[RunConfig]) -> None:
+        tokens = np.unique(self._of_micro.split_tokens, return_inverse=True)[1]
+        etp = table.numbers("etp")
+        is_full = np.array([one.recompute is Recompute.FULL for one in settings])
+        routed, self._routed = table.each(
+            routed_part,
+            ("ep",),
+            np.where(etp > 0, etp, table.numbers("tp")),
+            tokens[self._micro],
+            is_full[self._setting],
+        )
+        self._routed_part = PartBytes.of(routed, settings)
+
+    def take(self, rows: Ints) -> ModuleBytes:
+        """Return the bytes in some layouts, by index."""
+        of_micro = _OfMicrobatch(**columns(self._of_micro, self._micro[rows]))
+        layers = {kind: self._layer(kind, rows, of_micro) for kind in self._kinds}
+        head_saved, head_scratch = of_micro.head_saved, of_micro.head_scratch
+        for kind in _predicted_kinds(self._model):
+            head_saved = head_saved + self._model.num_prediction_layers * layers[kind].saved
+        if self._num_deferred is not None:
+            head_scratch = head_scratch + self._num_deferred[rows] * of_micro.waiting
+        return ModuleBytes(
+            layers={
+                kind: one.beside(
+                    added=of_micro.added, freed=_freed_nbytes(self._model, kind, layers)
+                )
+                for kind, one in layers.items()
+            },
+            layer_input=of_micro.layer_input,
+            embedding_saved=of_micro.embedding_saved,
+            embedding_grad=of_micro.embedding_grad,
+            head_saved=head_saved,
+            loss=of_micro.loss,
+            head_scratch=head_scratch,
+        )
+
+    def _layer(self, kind: BlockKind, rows: Ints, of_micro: _OfMicrobatch) -> LayerBytes:
+        setting, micro = self._setting[rows], self._micro[rows]
+        if kind in self._layers:
+            return self._layers[kind].take(setting, micro)
+        routed = self._routed_part.take(setting, self._routed[rows])
+        part = self._parts[kind].take(setting, micro)
+        return (part + routed).layer(np.asarray(of_micro.layer_input))
+
+
+def _stacked(records: Sequence[_Record]) -> _Record:
+    """Return one record whose numbers are the columns of those of many."""
+    names = (one.name for one in fields(records[0]))
+    return replace(
+        records[0],
+        **{name: np.array([getattr(one, name) for one in records], float) for name in names},
+    )
+
+
+def _itself(config: RunConfig) -> RunConfig:
+    return config
 
 
 def _kinds(model: ModelShape) -> tuple[BlockKind, ...]:
@@ -141,102 +235,87 @@ def _kinds(model: ModelShape) -> tuple[BlockKind, ...]:
     return layer_kinds(replace(model, layer_kinds=inner, num_layers=len(inner)))
 
 
-def _plain_modules(config: RunConfig, parts: Mapping[BlockKind, LayerParts]) -> ModuleBytes:
+def _predicted_kinds(model: ModelShape) -> list[BlockKind]:
+    """Return the kinds of the layers inside one prediction layer, if there is any."""
+    if not model.num_prediction_layers:
+        return []
+    if not model.prediction_kinds:
+        return [layer_kind(model, model.num_layers - 1)]
+    number = len(model.prediction_kinds)
+    inner = replace(model, layer_kinds=model.prediction_kinds, num_layers=number)
+    return [layer_kind(inner, place) for place in range(number)]
+
+
+def _of_microbatch(config: RunConfig) -> _OfMicrobatch:
+    """Return the bytes that follow from a micro-batch and its split, without any layer.
+
+    Each prediction layer adds two norms, a product, a layer (of the last one's kind) and a head,
+    and its logits are retained until the last loss.
+    """
     model, size = config.model, sizes(config)
-    # Parameters and widths do not depend on recompute and micro-batch size, nor do the blocks that
-    # they are read from.
-    plain = RecomputeOption().applied_to(
-        replace(config, batch=replace(config.batch, micro_batch_size=1))
-    )
-    blocks = {kind: block(plain, kind) for kind in parts}
     hidden = size.split_tokens * model.hidden_size
-    norm = block_numel(norm_module(config, "final_norm").tensors).dense
-    prediction = prediction_expert = 0
-    if model.num_prediction_layers:
-        # The block of prediction layers begins with the final norm of the model.
-        predicted = block(plain, BlockKind.PREDICTION).numel
-        prediction, prediction_expert = predicted.dense - norm, predicted.expert
-    activations = _activations(config, parts, frozenset())
-    return ModuleBytes(
-        layers={
-            kind: LayerBytes(
-                **activations[kind],
-                numel=layer.numel.dense,
-                expert_numel=layer.numel.expert,
-                weights_extra=_fp8_extra(config, layer),
-                scratch=_layer_scratch(config, layer),
-            )
-            for kind, layer in blocks.items()
-        },
+    # Two norm inputs, their concatenated outputs, input and output of the final norm.
+    each = 6 * hidden * size.nbytes + _saved_logits_nbytes(config)
+    logits = size.tokens * model.vocab_size / config.parallelism.tp
+    return _OfMicrobatch(
+        split_tokens=size.split_tokens,
         layer_input=hidden * size.nbytes,
         embedding_saved=8 * size.tokens + (hidden if config.hidden_dropout else 0),
         embedding_grad=_vocabulary_numel(config) * size.nbytes,
-        head_saved=_head_saved_nbytes(config, activations),
-        loss=_loss_nbytes(config),
+        head_saved=2 * hidden * size.nbytes + model.num_prediction_layers * each,
+        loss=loss_nbytes(config),
+        head_scratch=_head_scratch(config),
+        waiting=(hidden + logits) * size.nbytes,
+        added=0.0 if model.layer_kinds else added_saved_nbytes(config),
+    )
+
+
+def _weights(config: RunConfig) -> tuple[EndWeights, dict[BlockKind, LayerWeights]]:
+    """Return the weights of each module of a layout."""
+    # They do not depend on recompute and micro-batch size, nor do the blocks that they are read
+    # from; as many micro-batches as before can run.
+    samples = config.batch.global_batch_size // config.batch.micro_batch_size
+    one_sample = Batch(micro_batch_size=1, global_batch_size=samples)
+    plain = RecomputeOption().applied_to(replace(config, batch=one_sample))
+    blocks = {kind: block(plain, kind) for kind in _kinds(config.model)}
+    norm = block_numel(norm_module(config, "final_norm").tensors).dense
+    prediction = prediction_expert = 0
+    if config.model.num_prediction_layers:
+        # The block of prediction layers begins with the final norm of the model.
+        predicted = block(plain, BlockKind.PREDICTION).numel
+        prediction, prediction_expert = predicted.dense - norm, predicted.expert
+    ends = EndWeights(
         embedding_numel=block(plain, BlockKind.EMBEDDING).numel.dense,
         vocabulary_numel=_vocabulary_numel(config),
         norm_numel=norm,
         prediction_numel=prediction,
         prediction_expert_numel=prediction_expert,
         scratch=_attention_scratch(config, blocks) + _workspace(config),
-        head_scratch=_head_scratch(config),
     )
-
-
-def _activations(
-    config: RunConfig, parts: Mapping[BlockKind, LayerParts], modules: frozenset[str]
-) -> dict[BlockKind, dict[str, float]]:
-    """Return the fields of ``LayerBytes`` that depend on which modules are recomputed."""
-    layers = {kind: part.activations(modules) for kind, part in parts.items()}
-    added = 0.0 if config.model.layer_kinds else added_saved_nbytes(config)
-    return {
-        kind: {
-            "saved": layer.saved_nbytes + added,
-            "working": max(0.0, layer.working_nbytes - _freed_nbytes(config.model, kind, layers)),
-            "recompute_working": layer.recompute_working_nbytes,
-        }
-        for kind, layer in layers.items()
+    layers = {
+        kind: LayerWeights(
+            numel=layer.numel.dense,
+            expert_numel=layer.numel.expert,
+            copies=_fp8_extra(config, layer),
+            scratch=_layer_scratch(config, layer),
+        )
+        for kind, layer in blocks.items()
     }
+    return ends, layers
 
 
 def _freed_nbytes(
-    model: ModelShape, kind: BlockKind, layers: Mapping[BlockKind, LayerActivations]
-) -> float:
+    model: ModelShape, kind: BlockKind, layers: Mapping[BlockKind, LayerBytes]
+) -> Number:
     """Return the bytes that layers after the last of a kind have freed before its backward pass."""
     if not model.layer_kinds:
         return 0.0
-    freed = 0.0
+    freed: Number = 0.0
     for layer in reversed(range(model.num_layers)):
         if (after := layer_kind(model, layer)) is kind:
             return freed
-        freed += layers[after].saved_nbytes
+        freed = freed + layers[after].saved
     return 0.0
-
-
-def _head_saved_nbytes(
-    config: RunConfig, activations: Mapping[BlockKind, Mapping[str, float]]
-) -> float:
-    """Return the saved bytes of the final norm's input and output, and of the prediction layers.
-
-    Each prediction layer adds two norms, a product, a layer (of the last one's kind) and a head,
-    and its logits are retained until the last loss.
-    """
-    model, size = config.model, sizes(config)
-    hidden = size.split_tokens * model.hidden_size * size.nbytes
-    norm_nbytes = 2 * hidden
-    if not model.num_prediction_layers:
-        return norm_nbytes
-    inner = replace(
-        model,
-        layer_kinds=model.prediction_kinds,
-        num_layers=len(model.prediction_kinds) or model.num_layers,
-    )
-    places = range(inner.num_layers) if model.prediction_kinds else (model.num_layers - 1,)
-    layer = sum(activations[layer_kind(inner, place)]["saved"] for place in places)
-    layer -= 0.0 if model.layer_kinds else added_saved_nbytes(config)
-    # Two norm inputs, their concatenated outputs, the layer, input and output of its final norm.
-    each = 4 * hidden + layer + 2 * hidden + _saved_logits_nbytes(config)
-    return norm_nbytes + model.num_prediction_layers * each
 
 
 def _saved_logits_nbytes(config: RunConfig) -> float:
@@ -249,7 +328,7 @@ def _saved_logits_nbytes(config: RunConfig) -> float:
     return logits * (4 if config.keeps_fp32_logits else size.nbytes)
 
 
-def _loss_nbytes(config: RunConfig) -> float:
+def loss_nbytes(config: RunConfig) -> float:
     """Return the larger peak of cross-entropy and the backward pass of the output product.
 
     Unfused, and under the fused implementation ``native``, an fp32 copy exists along with the
@@ -276,18 +355,18 @@ def _loss_nbytes(config: RunConfig) -> float:
     return max(in_loss, (logits + grads + placeholder) * size.nbytes)
 
 
-def _fused_head_nbytes(config: RunConfig, logits: float, loss_nbytes: float) -> float:
+def _fused_head_nbytes(config: RunConfig, logits: float, plain_nbytes: float) -> float:
     """Return the peak of a fused head: the logits of one piece, the gradient of the hidden states,
     summed in fp32, and that of the whole table, beside that of a piece of tokens.
 
-    ``logits`` are those of all pieces, ``loss_nbytes`` what PyTorch's loss would need for them.
+    ``logits`` are those of all pieces, ``plain_nbytes`` what PyTorch's loss would need for them.
     """
     size = sizes(config)
     table = _vocabulary_numel(config) * size.nbytes
     summed = size.tokens * config.model.hidden_size * 4 + table
     if _is_torch(config):
         piece = logits * size.nbytes / LOSS_CHUNKS
-        return summed + max(loss_nbytes / LOSS_CHUNKS, piece + table)
+        return summed + max(plain_nbytes / LOSS_CHUNKS, piece + table)
     piece = min(logits, size.tokens * PIECE_WIDTH) * size.nbytes
     return summed + piece + (0 if takes_options(config) else table)
 
@@ -359,13 +438,9 @@ def _workspace(config: RunConfig) -> float:
 
 
 def _head_scratch(config: RunConfig) -> float:
-    """Return the bytes of the output product's placeholder, gathered input and workspace; and, for
-    each pass with a deferred weight gradient, of its input and output gradient."""
+    """Return the bytes of the output product's placeholder, gathered input and workspace."""
     size, model = sizes(config), config.model
     gathered = size.tokens * model.hidden_size * size.nbytes if size.is_gathered else 0.0
-    vocab = model.vocab_size / config.parallelism.tp
-    waiting = size.split_tokens * model.hidden_size + size.tokens * vocab
-    gathered += config.num_deferred_heads * waiting * size.nbytes
     if config.device == "cpu":
         return gathered
     placeholder = _vocabulary_numel(config) * size.nbytes if _has_placeholders(config) else 0

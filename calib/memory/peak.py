@@ -8,16 +8,14 @@ has the offloaded optimizer states and activations of the host's devices.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import ClassVar
 
-from ..layers import layer_kind, layer_kinds, num_shards, recomputed_layers
-from ..workload import Encoded, Parallelism, Precision, RunConfig
-from .module_memory import ModuleBytes, module_bytes
-from .stage_memory import ChunkLayers, StageBytes, in_flight, stage_bytes
-from .states import StateBytes, state_bytes
+import numpy as np
+
+from ..workload import Encoded, LayoutTable, Precision, RunConfig
+from .pipelines import overhead_nbytes, pipelines
 
 FITS_PROBABILITY = 0.9
 """Least probability at which a layout counts as fitting; below one half it does not fit."""
@@ -33,10 +31,6 @@ SIGMA_FRAC_CALIBRATED = 0.03
 OVERHEAD_SIGMA_FRAC = 0.5
 """Standard deviation of the overhead: a context takes 0.3 to 0.5 GB, the buffers of a communicator
 0.2 to 0.8 GB, depending on version and channels."""
-CONTEXT_NBYTES = 400 * 1024**2
-"""Context of an accelerator, outside the allocator: 0.3 to 0.5 GB (okoge, 2025)."""
-COMMUNICATOR_NBYTES = 500 * 10**6
-"""Buffers of one NCCL communicator, also outside the allocator (okoge, 2025): a prior."""
 _GRAD_NBYTES = 4
 """Host bytes of the gradient of a parameter that the host updates (Megatron's
 ``hybrid_optimizer.py`` pins them)."""
@@ -127,21 +121,18 @@ def memory_with_offset(
 
 def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryEstimate]:
     """Return the peak memory of one rank of each stage."""
-    par, all_modules = config.parallelism, module_bytes(config)
-    state = state_bytes(
-        config, shards=num_shards(par), expert_shards=num_shards(par, is_expert=True)
-    )
+    table = LayoutTable.of([config])
+    ((_, pipeline),) = pipelines(table)
+    overhead = int(overhead_nbytes(table)[0])
     out = []
-    for stage in range(par.pp):
-        breakdown = stage_parts(config, all_modules, state, stage, stage_chunks(config, stage))
-        parts = {
-            f"{f.name}_nbytes": round(float(getattr(breakdown, f.name))) for f in fields(breakdown)
+    for stage in range(config.parallelism.pp):
+        parts = pipeline.stage_bytes(stage)
+        numbers = {
+            f"{one.name}_nbytes": round(float(np.ravel(getattr(parts, one.name))[0]))
+            for one in fields(parts)
         }
         estimate = MemoryEstimate(
-            stage=stage,
-            **parts,
-            overhead_nbytes=overhead_nbytes(par, config.device),
-            offset_nbytes=offset_nbytes,
+            stage=stage, **numbers, overhead_nbytes=overhead, offset_nbytes=offset_nbytes
         )
         out.append(_opened(estimate, config))
     return out
@@ -210,73 +201,6 @@ def verdict(
     if probability < _LEAST_PROBABILITY:
         return Verdict.DOES_NOT_FIT
     return Verdict.FITS if probability >= FITS_PROBABILITY else Verdict.TIGHT
-
-
-def overhead_nbytes(par: Parallelism, device: str) -> int:
-    """Return the bytes of the context and of one communicator per group of more than one rank; 0 on
-    the CPU."""
-    if device == "cpu":
-        return 0
-    # Megatron creates a communicator for each of these that has more than one rank.
-    groups = [par.tp, par.pp, par.dp * par.cp, par.cp]
-    if (copies := par.num_optimizer_instances) > 1:
-        # Ranks that share an instance, and those with the same shard of each instance.
-        groups += [par.dp * par.cp // copies, copies]
-    if par.ep > 1:
-        groups += [par.ep * par.expert_tp, par.expert_dp]
-    return CONTEXT_NBYTES + COMMUNICATOR_NBYTES * sum(size > 1 for size in groups)
-
-
-def stage_parts(
-    config: RunConfig,
-    all_modules: ModuleBytes,
-    state: StateBytes,
-    stage: int,
-    chunks: list[ChunkLayers],
-) -> StageBytes:
-    """Return the bytes of one rank of a stage, for one layout or several with the same pipeline."""
-    par = config.parallelism
-    return stage_bytes(
-        all_modules,
-        state,
-        chunks,
-        in_flight(
-            num_stages=par.pp,
-            num_virtual_stages=par.vp,
-            num_microbatches=config.num_microbatches,
-            group_size=par.microbatch_group_size or par.pp,
-            stage=stage,
-        ),
-        is_first=stage == 0,
-        is_last=stage == par.pp - 1,
-        is_tied=config.model.is_tied,
-    )
-
-
-def stage_chunks(config: RunConfig, stage: int) -> list[ChunkLayers]:
-    """Return the layers of the chunks of a stage, in model order."""
-    return [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)]
-
-
-def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
-    model, layers = config.model, config.layers_of(chunk)
-    covered = recomputed_layers(config, chunk)
-    span = min(config.recompute_span, max(len(layers), 1)) if config.recomputes_all else 1
-    if not model.layer_kinds and (model.experts is None or not model.experts.layer_pattern):
-        (kind,) = layer_kinds(model)
-        return ChunkLayers(
-            plain={kind: len(layers) - covered}, recomputed={kind: covered}, span=span
-        )
-    plain, recomputed = (
-        Counter(layer_kind(model, layer) for layer in part)
-        for part in (layers[covered:], layers[:covered])
-    )
-    kinds = layer_kinds(model)
-    return ChunkLayers(
-        plain={kind: plain[kind] for kind in kinds},
-        recomputed={kind: recomputed[kind] for kind in kinds},
-        span=span,
-    )
 
 
 def host_nbytes(config: RunConfig) -> int:

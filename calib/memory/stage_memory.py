@@ -1,23 +1,20 @@
-"""Peak memory of a stage, from the bytes of its modules.
-
-The same code serves one layout and many: every quantity is a float, or an array with one entry per
-layout.
-"""
+"""Peak memory of a stage in layouts with the same pipeline, from the bytes of its modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TypeAlias
+from functools import lru_cache, reduce
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..layers import BlockKind
-from .module_memory import ModuleBytes
+from ..layers import BlockKind, RecomputeOption, layer_kind
+from ..workload import Ints, RunConfig
+from .layer_memory import columns
+from .module_memory import ModuleBytes, Modules
 from .states import UNITS_IN_FLIGHT, Number, StateBytes
 
-_KindCounts: TypeAlias = "Mapping[BlockKind, Number]"
 Counts = tuple[int, ...]
 """Micro-batches in flight of each chunk of a stage, in model order."""
 
@@ -115,18 +112,40 @@ def _maximal(candidates: set[Counts]) -> tuple[Counts, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkLayers:
-    """Layers of one chunk by kind."""
+    """Layers of one chunk by kind, and how many of them each of some options recomputes."""
 
-    plain: Mapping[BlockKind, Number]
-    recomputed: Mapping[BlockKind, Number]
+    num_layers: Mapping[BlockKind, int]
+    plain: Mapping[BlockKind, Ints]
+    recomputed: Mapping[BlockKind, Ints]
     """Layers that are recomputed as a whole."""
-    span: Number = 1
+    inputs: Ints
+    """Inputs retained for these."""
+    span: Ints
     """Those that are recomputed together, from one retained input."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def chunk_layers(
+    config: RunConfig, chunk: int, kinds: Sequence[BlockKind], options: Sequence[RecomputeOption]
+) -> ChunkLayers:
+    """Return the layers of a chunk of a layout under each recompute option."""
+    layers = config.layers_of(chunk)
+    covered = np.array([option.num_covered(len(layers)) for option in options])
+    together = min(config.recompute_span, max(len(layers), 1))
+    span = np.where([option.num_layers > 0 for option in options], 1, together)
+    own = [layer_kind(config.model, layer) for layer in layers]
+    before = {kind: np.cumsum([0, *(one is kind for one in own)]) for kind in kinds}
+    return ChunkLayers(
+        num_layers={kind: int(number[-1]) for kind, number in before.items()},
+        plain={kind: number[-1] - number[covered] for kind, number in before.items()},
+        recomputed={kind: number[covered] for kind, number in before.items()},
+        inputs=-(-covered // span),
+        span=span,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageBytes:
-    """Parts of a stage's peak, each a float or an array."""
+    """Parts of a stage's peak, each a float or an array of shape (layouts,)."""
 
     weights: Number
     grads: Number
@@ -142,177 +161,198 @@ class StageBytes:
         return states + self.activations + self.logits + self.scratch
 
 
-def stage_bytes(
-    modules: ModuleBytes,
-    state: StateBytes,
-    chunks: list[ChunkLayers],
-    in_flight_counts: InFlight,
-    *,
-    is_first: bool,
-    is_last: bool,
-    is_tied: bool,
-) -> StageBytes:
-    """Return the peak of one rank of a stage; ``chunks`` are in model order.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageWeights:
+    """Parameters of a stage, and bytes that follow from them alone."""
 
-    It is the largest of three moments: the backward pass of a layer, the loss on the last stage,
-    and the end of a micro-batch on the first, when the gradient of the embedding is materialised.
-    """
-    counts = {
-        kind: sum(chunk.plain[kind] + chunk.recomputed[kind] for chunk in chunks)
-        for kind in modules.layers
-    }
-    layers_numel = _total(counts, {kind: one.numel for kind, one in modules.layers.items()})
-    ends = _ends(modules, is_first, is_last, is_tied)
-    rest = layers_numel + ends
-    split = _total(counts, {kind: one.expert_numel for kind, one in modules.layers.items()})
-    split = split + (modules.prediction_expert_numel if is_last else 0.0)
-    units = _units(modules, state, counts, ends, layers_numel + split)
-    layers, logits, units_now = _fullest_moment(
-        modules, chunks, in_flight_counts, units, is_first=is_first, is_last=is_last
-    )
-    # Activations and gathered weights are freed before the update, which may use their memory.
-    update = rest * state.update + split * state.expert_update
-    more = np.maximum(update - layers - logits - units_now, 0.0)
-    return StageBytes(
-        weights=rest * state.weights
-        + split * state.expert_weights
-        + _copies(modules, state, counts),
-        grads=rest * state.grads + split * state.expert_grads,
-        optimizer=rest * state.optimizer + split * state.expert_optimizer + more,
-        activations=layers,
-        logits=logits,
-        scratch=_scratch(modules, counts, is_last) + units_now,
-    )
-
-
-def _total(counts: _KindCounts, each: Mapping[BlockKind, Number]) -> Number:
-    return sum((count * each[kind] for kind, count in counts.items()), 0.0)
-
-
-def _copies(modules: ModuleBytes, state: StateBytes, counts: _KindCounts) -> Number:
-    """Return the bytes of 8-bit copies of weights, less the weights that they replace."""
-    extra = {kind: one.weights_extra for kind, one in modules.layers.items()}
-    if state.keeps_layers_whole:
-        return _total(counts, extra)
-    # Under FSDP only gathered layers have copies, which are freed with them.
-    most: Number = 0.0
-    for nbytes in extra.values():
-        most = np.maximum(most, nbytes)
-    return UNITS_IN_FLIGHT * most
-
-
-def _scratch(modules: ModuleBytes, counts: _KindCounts, is_last: bool) -> Number:
-    """Return the scratch bytes that stay allocated for the whole run."""
-    here = modules.scratch + (modules.head_scratch if is_last else 0.0)
-    for kind, one in modules.layers.items():
-        here = here + np.where(np.asarray(counts[kind]) > 0, one.scratch, 0.0)
-    return here
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Units:
-    """Bytes of unsharded weights and gradients that FSDP holds temporarily; 0 without it."""
-
+    rest: Number
+    """Parameters outside the experts."""
+    split: Number
+    """Parameters of the experts."""
+    copies: Number
+    """8-bit copies of weights, less the weights that they replace."""
+    scratch: Number
+    """Scratch bytes that stay allocated for the whole run."""
     at_work: Number = 0.0
-    """Bytes in the backward pass."""
+    """Unsharded weights and gradients that FSDP holds temporarily in the backward pass."""
     at_loss: Number = 0.0
-    """Bytes at the loss, before there are gradients."""
+    """Those at the loss, before there are gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pipeline:
+    """Layouts of one run whose stages have equal layers and passes in flight, and whose states are
+    sharded in the same way."""
+
+    config: RunConfig
+    """One of them."""
+    options: Sequence[RecomputeOption]
+    option: Ints
+    """Recompute option of each layout, by index."""
+    weights: Modules
+    """Weights for each combination of degrees."""
+    place: Ints
+    """Weights of each layout, by index."""
+    modules: ModuleBytes
+    state: StateBytes
+
+    def stage_bytes(self, stage: int) -> StageBytes:
+        """Return the peak of one rank of a stage.
+
+        It is the largest of three moments: the backward pass of a layer, the loss on the last
+        stage, and the end of a micro-batch on the first, when the gradient of the embedding is
+        materialised.
+        """
+        state, kinds = self.state, tuple(self.modules.layers)
+        chunks = [
+            chunk_layers(self.config, chunk, kinds, self.options)
+            for chunk in self.config.chunks_of(stage)
+        ]
+        weights = StageWeights(**columns(self._weights(chunks, stage), self.place))
+        layers, logits, units = self._fullest_moment(chunks, stage, weights)
+        scratch = weights.scratch + units
+        if stage == self.config.parallelism.pp - 1:
+            scratch = scratch + self.modules.head_scratch
+        # Activations and gathered weights are freed before the update, which may use their memory.
+        update = weights.rest * state.update + weights.split * state.expert_update
+        more = np.maximum(update - layers - logits - units, 0.0)
+        return StageBytes(
+            weights=weights.rest * state.weights
+            + weights.split * state.expert_weights
+            + weights.copies,
+            grads=weights.rest * state.grads + weights.split * state.expert_grads,
+            optimizer=weights.rest * state.optimizer
+            + weights.split * state.expert_optimizer
+            + more,
+            activations=layers,
+            logits=logits,
+            scratch=scratch,
+        )
+
+    def _weights(self, chunks: Sequence[ChunkLayers], stage: int) -> StageWeights:
+        """Return the weights of a stage for each combination of degrees."""
+        layers, state = self.weights.layers, self.state
+        counts = {kind: sum(int(one.num_layers[kind]) for one in chunks) for kind in layers}
+        here = [one for kind, one in layers.items() if counts[kind]]
+        numel = sum((counts[kind] * one.numel for kind, one in layers.items()), 0.0)
+        split = sum((counts[kind] * one.expert_numel for kind, one in layers.items()), 0.0)
+        ends = self._ends(stage)
+        if stage == self.config.parallelism.pp - 1:
+            split = split + self.weights.ends.prediction_expert_numel
+        scratch = sum((one.scratch for one in here), self.weights.ends.scratch)
+        if state.keeps_layers_whole:
+            copies = sum((counts[kind] * one.copies for kind, one in layers.items()), 0.0)
+            return StageWeights(rest=numel + ends, split=split, copies=copies, scratch=scratch)
+        # Only gathered layers have copies, which are freed with them.
+        copies = UNITS_IN_FLIGHT * largest(one.copies for one in layers.values())
+        widest = largest(one.numel + one.expert_numel for one in here)
+        return StageWeights(
+            rest=numel + ends,
+            split=split,
+            copies=copies,
+            scratch=scratch,
+            **_units(state, widest, ends, numel + split),
+        )
+
+    def _ends(self, stage: int) -> Number:
+        """Return the parameters of embedding, final norm, output product and multi-token
+        prediction."""
+        ends, is_first = self.weights.ends, stage == 0
+        numel = ends.embedding_numel if is_first else 0.0
+        if stage < self.config.parallelism.pp - 1:
+            return numel
+        numel = numel + ends.norm_numel + ends.prediction_numel
+        if not (self.config.model.is_tied and is_first):
+            numel = numel + ends.vocabulary_numel
+        if not is_first and self.config.model.num_prediction_layers:
+            # Multi-token prediction embeds its tokens on the last stage.
+            numel = numel + ends.embedding_numel
+        return numel
+
+    def _fullest_moment(
+        self, chunks: Sequence[ChunkLayers], stage: int, weights: StageWeights
+    ) -> tuple[Number, Number, Number]:
+        """Return activations, the bytes that the loss adds, and units, at the fullest moment."""
+        modules, par = self.modules, self.config.parallelism
+        chunk_nbytes = [self._saved(chunk) for chunk in chunks]
+        first = chunk_nbytes[0]
+        if stage == 0:
+            chunk_nbytes[0] = chunk_nbytes[0] + modules.embedding_saved
+        if stage == par.pp - 1:
+            chunk_nbytes[-1] = chunk_nbytes[-1] + modules.head_saved
+        in_flight_counts = in_flight(
+            num_stages=par.pp,
+            num_virtual_stages=par.vp,
+            num_microbatches=self.config.num_microbatches,
+            group_size=par.microbatch_group_size or par.pp,
+            stage=stage,
+        )
+        alive = _peak_nbytes(in_flight_counts.peaks, chunk_nbytes)
+        layers = alive + self._working(chunks)
+        if stage == 0:
+            layers = np.maximum(layers, alive - first + modules.embedding_grad)
+        if stage < par.pp - 1:
+            return layers, 0.0, weights.at_work
+        at_loss = _peak_nbytes(in_flight_counts.after_last_chunk, chunk_nbytes)
+        is_loss = at_loss + modules.loss + weights.at_loss > layers + weights.at_work
+        return (
+            np.where(is_loss, at_loss, layers),
+            np.where(is_loss, modules.loss, 0.0),
+            np.where(is_loss, weights.at_loss, weights.at_work),
+        )
+
+    def _saved(self, chunk: ChunkLayers) -> Number:
+        """Return the bytes that a chunk saves of one micro-batch."""
+        nbytes = self._each(chunk.inputs) * self.modules.layer_input
+        for kind, one in self.modules.layers.items():
+            if chunk.plain[kind].any():
+                nbytes = nbytes + self._each(chunk.plain[kind]) * one.saved
+        return nbytes
+
+    def _working(self, chunks: Sequence[ChunkLayers]) -> Number:
+        """Return the bytes at the peak of the fullest layer's backward pass.
+
+        ``CheckpointFunction`` of Megatron runs all layers of its span again before it goes back
+        through the last of them, so that the activations of each are present.
+        """
+        most: Number = 0.0
+        span = self._each(np.max([chunk.span for chunk in chunks], axis=0))
+        for kind, one in self.modules.layers.items():
+            has_plain = np.any([chunk.plain[kind] for chunk in chunks], axis=0)
+            if has_plain.any():
+                most = np.maximum(most, self._each(has_plain) * one.working)
+            is_again = np.any([chunk.recomputed[kind] for chunk in chunks], axis=0)
+            if is_again.any():
+                needed = one.recompute_working + (span - 1) * one.saved
+                most = np.maximum(most, self._each(is_again) * needed)
+        return most
+
+    def _each(self, numbers: NDArray[np.int64 | np.bool_]) -> Number:
+        """Return a number of each layout, from one for each recompute option."""
+        if (numbers == numbers[0]).all():
+            return float(numbers[0])
+        return numbers.astype(float)[self.option]
+
+
+def largest(many: Iterable[Number]) -> Number:
+    """Return the largest of several numbers, at least 0, of each layout."""
+    return reduce(np.maximum, many, 0.0)
 
 
 def _units(
-    modules: ModuleBytes,
-    state: StateBytes,
-    counts: _KindCounts,
-    ends: Number,
-    layers_numel: Number,
-) -> _Units:
+    state: StateBytes, widest: Number, ends: Number, layers_numel: Number
+) -> dict[str, Number]:
     """Return the bytes of FSDP units: the layers in flight, and embedding with head, which belong
     to the root unit and stay for the whole pass; plus the buffer of each gather."""
-    if state.keeps_layers_whole:
-        return _Units()
-    widest: Number = 0.0
-    for kind, one in modules.layers.items():
-        is_here = np.asarray(counts[kind]) > 0
-        widest = np.maximum(widest, np.where(is_here, one.numel + one.expert_numel, 0.0))
     ready = UNITS_IN_FLIGHT * state.gathered
     copies, retained_nbytes = (widest + ends) * state.copied, layers_numel * state.retained
     grads = widest * (state.unit - ready)
     at_work = np.maximum(widest * ready, retained_nbytes) + grads + ends * (state.unit / 2)
     at_loss = np.maximum(widest * state.gathered, retained_nbytes) + ends * state.gathered
-    return _Units(at_work=at_work + copies, at_loss=at_loss + copies)
+    return {"at_work": at_work + copies, "at_loss": at_loss + copies}
 
 
-def _fullest_moment(
-    modules: ModuleBytes,
-    chunks: list[ChunkLayers],
-    in_flight_counts: InFlight,
-    units: _Units,
-    *,
-    is_first: bool,
-    is_last: bool,
-) -> tuple[Number, Number, Number]:
-    """Return activations, the bytes that the loss adds, and units, at the fullest moment."""
-    chunk_nbytes = [
-        _total(chunk.plain, {kind: one.saved for kind, one in modules.layers.items()})
-        - (-sum(chunk.recomputed.values()) // chunk.span) * modules.layer_input
-        for chunk in chunks
-    ]
-    first = chunk_nbytes[0]
-    if is_first:
-        chunk_nbytes[0] = chunk_nbytes[0] + modules.embedding_saved
-    if is_last:
-        chunk_nbytes[-1] = chunk_nbytes[-1] + modules.head_saved
-    alive = _peak_nbytes(in_flight_counts.peaks, chunk_nbytes)
-    layers = alive + _working(modules, chunks)
-    if is_first:
-        layers = np.maximum(layers, alive - first + modules.embedding_grad)
-    if not is_last:
-        return layers, 0.0, units.at_work
-    at_loss = _peak_nbytes(in_flight_counts.after_last_chunk, chunk_nbytes)
-    is_loss = at_loss + modules.loss + units.at_loss > layers + units.at_work
-    return (
-        np.where(is_loss, at_loss, layers),
-        np.where(is_loss, modules.loss, 0.0),
-        np.where(is_loss, units.at_loss, units.at_work),
+def _peak_nbytes(rows: tuple[Counts, ...], chunk_nbytes: Sequence[Number]) -> Number:
+    return largest(
+        sum(count * nbytes for count, nbytes in zip(row, chunk_nbytes, strict=True)) for row in rows
     )
-
-
-def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
-    """Return the parameters of embedding, final norm, output product and multi-token prediction."""
-    numel = modules.embedding_numel if is_first else 0.0
-    if not is_last:
-        return numel
-    numel = numel + modules.norm_numel + modules.prediction_numel
-    if not (is_tied and is_first):
-        numel = numel + modules.vocabulary_numel
-    if not is_first:
-        # Multi-token prediction embeds its tokens on the last stage.
-        numel = numel + np.where(modules.prediction_numel > 0, modules.embedding_numel, 0.0)
-    return numel
-
-
-def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
-    """Return the bytes at the peak of the fullest layer's backward pass.
-
-    ``CheckpointFunction`` of Megatron runs all layers of its span again before it goes back through
-    the last of them, so that the activations of each are present.
-    """
-    most: Number = 0.0
-    span: Number = 1
-    for chunk in chunks:
-        span = np.maximum(span, chunk.span)
-    for kind, one in modules.layers.items():
-        plain = sum(chunk.plain[kind] for chunk in chunks)
-        recomputed = sum(chunk.recomputed[kind] for chunk in chunks)
-        most = np.maximum(most, np.where(np.asarray(plain) > 0, one.working, 0.0))
-        needed = one.recompute_working + (span - 1) * one.saved
-        most = np.maximum(most, np.where(np.asarray(recomputed) > 0, needed, 0.0))
-    return most
-
-
-def _peak_nbytes(rows: tuple[tuple[int, ...], ...], chunk_nbytes: list[Number]) -> Number:
-    most: Number = 0.0
-    for row in rows:
-        total_nbytes = sum(count * nbytes for count, nbytes in zip(row, chunk_nbytes, strict=True))
-        most = np.maximum(most, total_nbytes)
-    return most

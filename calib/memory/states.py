@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..workload import Engine, Fp8Recipe, Precision, RunConfig
 
+Floats: TypeAlias = "npt.NDArray[np.float64]"
 Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""
 
@@ -49,20 +50,13 @@ class StateBytes:
 
 
 def state_bytes(
-    config: RunConfig,
-    *,
-    shards: Number,
-    expert_shards: Number,
-    optimizer: Number | None = None,
+    config: RunConfig, *, shards: Floats, expert_shards: Floats, optimizer: Floats
 ) -> StateBytes:
     """Return the bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32.
 
     Optimizer bytes are divided by the shards; under deeper sharding those of gradients and weights
-    are too.  ``optimizer``: its unsharded bytes per parameter, if layouts differ in them
-    (``optimizer_nbytes``).
+    are too.  ``optimizer``: its unsharded bytes per parameter (``optimizer_nbytes``).
     """
-    if optimizer is None:
-        optimizer = optimizer_nbytes(config)
     par, is_full = config.parallelism, config.precision is Precision.FP32
     weights = 4 if is_full else 2
     grads = config.grad_nbytes
@@ -111,7 +105,4 @@ def _unit_nbytes(config: RunConfig, weights: int) -> float:
 def sharding_key(config: RunConfig) -> tuple[Hashable, ...]:
     """Return the layout settings that ``state_bytes`` depends on besides its arguments."""
     par = config.parallelism
-    return (
-        *(par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole),
-        par.engine,
-    )
+    return par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole

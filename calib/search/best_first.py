@@ -8,7 +8,7 @@ only add to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,18 +25,10 @@ from ..layers import (
     chunk_variants,
     experts_part,
 )
-from ..memory import (
-    ModuleBytes,
-    StateBytes,
-    module_bytes,
-    overhead_nbytes,
-    stage_chunks,
-    stage_parts,
-    state_bytes,
-)
+from ..memory import needed_nbytes
 from ..steps import CONTENTION, FittedSteps, degrees_of_columns
 from ..timeline import compile_blocks, least_makespans
-from ..workload import Recompute, RunConfig
+from ..workload import Column, LayoutTable, Recompute, RunConfig
 from .cells import Cells, Ints, cells_of, groups, num_variants
 from .results import NUM_LACKING, Effort, Lacking, MemoryBudget, Proof, Ranked, SearchResult, Tally
 from .space import block_kinds, num_nodes, recomputes, states
@@ -203,141 +195,42 @@ def _levels(cells: Cells, steps: FittedSteps) -> Floats:
 
 
 Floats = NDArray[np.float64]
-_OF_EXPERTS = (
-    *(f"{kind.value}.{name}" for kind in EXPERT_KINDS for name in ("numel", "weights_extra")),
-    *(f"{kind.value}.expert_numel" for kind in EXPERT_KINDS),
-    *("prediction_numel", "prediction_expert_numel"),
-)
-"""Columns of ``ModuleBytes`` that depend on the split of experts and on tp, and on nothing else of
-a cell."""
-_FREED = (
-    *(f"{kind.value}.{name}" for kind in LAYER_KINDS for name in ("working", "recompute_working")),
-    *(f"{kind.value}.scratch" for kind in EXPERT_KINDS),
-)
-"""Columns that a lower bound sets to 0: buffers that a variant may not need at peak memory."""
-_SAVED = tuple(f"{kind.value}.saved" for kind in LAYER_KINDS)
-_MIDDLE = 2
-"""Number of stages at each end that are checked: the first retain most passes, the last has the
-logits."""
+_LEAST_FRAC = 0.8
+"""Share of what the lightest usual variant of a cell needs, below which no variant is."""
 
 
-def least_nbytes(cells: Cells) -> Floats:
-    """Return lower bounds on allocated bytes over all variants of each cell, shape (cells,).
-
-    They include weights, gradients and optimizer states at maximal sharding, the input of each
-    layer in flight, and the loss, but no working memory of layers.  Context and communicators are
-    excluded (``overheads``).
-    """
-    return _Least(cells).nbytes()
+def least_nbytes(cells: Cells) -> tuple[Floats, Floats]:
+    """Return lower bounds of allocated and overhead bytes over all variants of each cell."""
+    if not len(cells):
+        return np.empty(0), np.empty(0)
+    allocated, overhead = needed_nbytes(_lightest_table(cells))
+    return _LEAST_FRAC * allocated, overhead
 
 
-def overheads(cells: Cells) -> Floats:
-    """Return lower bounds on bytes of context and communicators, outside the allocator, per cell.
-
-    They assume one instance of the optimizer, since several have additional groups.
-    """
-    names = ("tp", "pp", "dp", "cp", "ep", "etp")
-    keys, places = cells.distinct(*(cells.columns[name] for name in names))
-    layouts = (cells.layout(int(first)).parallelism for first in keys)
-    of_keys = [
-        float(overhead_nbytes(replace(par, num_optimizer_instances=1), cells.config.device))
-        for par in layouts
-    ]
-    return np.array(of_keys)[places] if of_keys else np.empty(0)
-
-
-class _Least:
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
-        self._table = self._modules()
-
-    def nbytes(self) -> Floats:
-        out = np.zeros(len(self._cells))
-        for members in self._alike():
-            sample = self._cells.layout(int(members[0]))
-            modules = ModuleBytes.from_columns(
-                {name: column[members] for name, column in self._table.items()}
-            )
-            state = self._states(sample, members)
-            last = sample.parallelism.pp - 1
-            stages = {*range(min(_MIDDLE, last + 1)), *range(max(0, last - _MIDDLE + 1), last + 1)}
-            for stage in sorted(stages):
-                stage_nbytes = _stage(sample, modules, state, stage)
-                out[members] = np.maximum(out[members], stage_nbytes)
-        return out
-
-    def _modules(self) -> dict[str, Floats]:
-        """Return the columns of ``ModuleBytes`` of each cell, with full recompute."""
-        columns = self._cells.columns
-        names = ("tp", "cp", "micro", "is_split")
-        is_cut = columns["pp"] > 1
-        whole, of_whole = self._fields(*(columns[name] for name in names), is_cut)
-        split, of_split = self._fields(*(columns[name] for name in ("tp", "ep", "etp")))
-        table = {
-            name: (split[name][of_split] if name in _OF_EXPERTS else whole[name][of_whole])
-            for name in whole
-        }
-        table |= {name: np.zeros(len(self._cells)) for name in table if name in _FREED}
-        return table | {name: table["layer_input"] for name in table if name in _SAVED}
-
-    def _fields(self, *keys: NDArray[np.int64 | np.bool_]) -> tuple[dict[str, Floats], Ints]:
-        firsts, places = self._cells.distinct(*keys)
-        rows = [
-            module_bytes(
-                _full_recompute(self._cells.layout(int(first), is_plain=True))
-            ).to_columns()
-            for first in firsts
-        ]
-        columns = {
-            name: np.array([float(row[name]) for row in rows]) for name in (rows[0] if rows else ())
-        }
-        return columns, places
-
-    def _alike(self) -> Iterator[Ints]:
-        """Yield groups of cells whose stages have equal numbers of layers and passes in flight."""
-        columns = self._cells.columns
-        pp, vp = columns["pp"], columns["vp"]
-        # More micro-batches than this do not increase those in flight: see ``in_flight``.
-        most = np.where(vp > 1, (2 // vp + 4) * pp, 2 * pp)
-        number = np.minimum(self._cells.num_microbatches, most)
-        keys = (pp, vp, columns["split"], number, columns["deep"])
-        yield from groups(self._cells.distinct(*keys)[1])
-
-    def _states(self, sample: RunConfig, members: Ints) -> StateBytes:
-        """Return bytes per parameter at maximal sharding."""
-        columns = {name: column[members] for name, column in self._cells.columns.items()}
-        deep = bool(columns["deep"][0])
-        choices = states(sample, 1)
-        is_spread = deep or any(
-            one.of(sample).parallelism.is_optimizer_distributed for one in choices
-        )
-        frac = max(one.offload_frac for one in choices)
-        spread = replace(
-            sample.parallelism,
-            is_optimizer_distributed=is_spread,
-            num_optimizer_instances=1 if not deep else sample.parallelism.num_optimizer_instances,
-        )
-        layout = replace(sample, parallelism=spread, optimizer_offload_frac=frac)
-        if not is_spread:
-            return state_bytes(layout, shards=1.0, expert_shards=1.0)
-        instances = spread.num_optimizer_instances
-        replicas = columns["dp"] * columns["cp"]
-        ranks = columns["tp"] * replicas
-        expert = ranks // (columns["ep"] * columns["etp"])
-        return state_bytes(
-            layout,
-            shards=np.maximum(1, replicas // instances).astype(float),
-            expert_shards=np.maximum(1, expert // instances).astype(float),
-        )
-
-
-def _full_recompute(layout: RunConfig) -> RunConfig:
-    return replace(layout, recompute=Recompute.FULL)
-
-
-def _stage(sample: RunConfig, modules: ModuleBytes, state: StateBytes, stage: int) -> Floats:
-    parts = stage_parts(sample, modules, state, stage, stage_chunks(sample, stage))
-    return np.asarray(parts.total, dtype=float)
+def _lightest_table(cells: Cells) -> LayoutTable:
+    """Return the cells with all layers recomputed and all states sharded as far as they can be."""
+    config, par = cells.config, cells.config.parallelism
+    fields = {"micro": "micro_batch_size", "is_split": "is_sequence_parallel"}
+    columns = {
+        fields.get(name, name): Column.of_numbers(cells.columns[name])
+        for name in ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro")
+    }
+    flags = (False, True)
+    columns["is_sequence_parallel"] = Column(values=flags, codes=cells.columns["is_split"])
+    columns["chunk_layers"] = Column(values=cells.splits, codes=cells.columns["split"])
+    shardings = tuple(one.get("sharding", par.sharding) for one in cells.shardings)
+    columns["sharding"] = Column(values=shardings, codes=cells.columns["deep"])
+    changes = {"microbatch_group_size": 0, "num_optimizer_instances": 1}
+    base = replace(
+        config,
+        parallelism=replace(par, is_optimizer_distributed=True, **changes),
+        recompute=Recompute.FULL,
+        recompute_modules=(),
+        recompute_num_layers=0,
+        recompute_span=1,
+        optimizer_offload_frac=max(one.offload_frac for one in states(cells.layout(0), 1)),
+    )
+    return LayoutTable(base=base, columns=columns, num_rows=len(cells))
 
 
 _ROUND = 128
@@ -414,7 +307,7 @@ class _Search:
         """Return the cells with variants that may fit in memory."""
         cells = self._cells
         self._effort.on_progress("memory", 0.0)
-        least, overhead = least_nbytes(cells), overheads(cells)
+        least, overhead = least_nbytes(cells)
         is_able = np.asarray(self._budget.holds(least, overhead))
         over = np.flatnonzero(~is_able)
         nearest = over[np.argsort((least + overhead)[over], kind="stable")[:_MOST_LACKING]]

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..arguments import LayoutConstraint
 from ..layers import RecomputeOption
-from ..memory import LayoutMemory
+from ..memory import needed_nbytes
 from ..steps import FittedSteps, same_layout
-from ..workload import RunConfig, Sharding
+from ..workload import Column, LayoutTable, RunConfig, Sharding
 from .cells import Cells, Ints
 from .results import Lacking, MemoryBudget, Ranked, Tally
 from .space import lightest, num_nodes, recomputes, states
@@ -37,13 +37,12 @@ class Study:
     steps: FittedSteps
     budget: MemoryBudget
     keep: LayoutConstraint
-    memory: LayoutMemory = field(default_factory=LayoutMemory)
 
     def examine(self, members: Ints, limit_s: float) -> Outcome:
         """Return the best variants of cells, by index, that may be below a limit in seconds."""
         variants = [_Variants(self, place) for place in members.tolist()]
         self._fit([one for cell in variants for one in cell.lightest()])
-        self._fit(self._hopeful([one for cell in variants for one in cell.heavier()]))
+        self._fit([one for cell in variants for one in cell.heavier()])
         self._bound([pair for one in variants for pair in one.passes()])
         self._time([one.likeliest(limit_s) for one in variants])
         self._time([one.rest(limit_s) for one in variants])
@@ -66,7 +65,7 @@ class Study:
         ]
         if not alike:
             return Outcome(best=(), tally=Tally())
-        holds = self.budget.holds(*self.memory.needed_nbytes(alike)).tolist()
+        holds = self.budget.holds(*needed_nbytes(LayoutTable.of(alike))).tolist()
         times_s = self.steps.median_times(alike).tolist()
         best = tuple(
             Ranked(config=config, time_s=time_s, order=len(self.cells))
@@ -77,37 +76,14 @@ class Study:
 
     def _fit(self, requests: Sequence[tuple[_StateGroup, tuple[RecomputeOption, ...]]]) -> None:
         """Determine whether states fit in memory with each recompute option."""
-        allocated, overhead = self.memory.recomputed_nbytes(
-            [(group.config, agains) for group, agains in requests]
-        )
+        if not requests:
+            return
+        allocated, overhead = needed_nbytes(_table(requests))
         holds = iter(self.budget.holds(allocated, overhead).tolist())
         needed = iter((allocated + overhead).tolist())
         for group, agains in requests:
             for recompute in agains:
                 group.fits[recompute], group.needs[recompute] = next(holds), next(needed)
-
-    def _hopeful(
-        self, requests: Sequence[tuple[_StateGroup, tuple[RecomputeOption, ...]]]
-    ) -> list[tuple[_StateGroup, tuple[RecomputeOption, ...]]]:
-        """Return the requests still to evaluate.
-
-        A group of which even the least memory does not fit needs only its last option, to report
-        how much it lacks.
-        """
-        if not requests:
-            return []
-        modules = frozenset(name for recompute in requests[0][1] for name in recompute.parts)
-        least = self.memory.least_nbytes([group.config for group, _ in requests], modules)
-        promising = []
-        for (group, recompute_options), fits in zip(
-            requests, self.budget.holds(*least).tolist(), strict=True
-        ):
-            if fits:
-                promising.append((group, recompute_options))
-            else:
-                group.fits |= dict.fromkeys(recompute_options, False)
-                promising.append((group, recompute_options[-1:]))
-        return promising
 
     def _bound(self, pairs: Sequence[tuple[_Variants, RecomputeOption]]) -> None:
         """Set lower bounds of step times for cells with recompute options, over all states."""
@@ -268,6 +244,28 @@ class _Variants:
             if self._keep.allows(config):
                 return [Lacking(config=config, needed_nbytes=nbytes)]
         return []
+
+
+def _table(requests: Sequence[tuple[_StateGroup, tuple[RecomputeOption, ...]]]) -> LayoutTable:
+    """Return the layouts of all requests, each with each of its recompute options."""
+    groups = LayoutTable.of([group.config for group, _ in requests])
+    rows = np.repeat(np.arange(len(groups)), [len(agains) for _, agains in requests])
+    table = groups.take(rows)
+    options: dict[RecomputeOption, int] = {}
+    codes = [options.setdefault(one, len(options)) for _, agains in requests for one in agains]
+    names = {
+        "recompute": "recompute",
+        "recompute_modules": "modules",
+        "recompute_num_layers": "num_layers",
+    }
+    columns = {
+        name: Column(
+            values=tuple(getattr(option, own) for option in options),
+            codes=np.array(codes, dtype=np.int64),
+        )
+        for name, own in names.items()
+    }
+    return replace(table, columns={**table.columns, **columns})
 
 
 def rounded_log(time_s: float) -> float:

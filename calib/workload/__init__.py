@@ -61,7 +61,7 @@ if TYPE_CHECKING:
         takes_options,
     )
     from .config_json import Encoded, decode, encode, encode_fields
-    from .layout_table import FIELDS, Column, LayoutTable, all_but, distinct_rows
+    from .layout_table import FIELDS, Column, Ints, LayoutTable, all_but, distinct_rows
     from .model_shape import (
         ATTENTION_SYMBOLS,
         EXPERTS_SYMBOL,

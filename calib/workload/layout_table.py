@@ -28,6 +28,8 @@ _PATHS = {
     **{name: f"batch.{name}" for name in _OF_BATCH},
 }
 _LARGE = 2**62
+_MOST_FREE = 8
+"""Possible keys for each row up to which combinations are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,14 +150,18 @@ def distinct_rows(
     combination among them; combinations are in the order of their values."""
     if not num_rows:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    _, firsts, places = np.unique(
-        _joined(columns, num_rows), return_index=True, return_inverse=True
-    )
-    return firsts, places
+    joined, span = _joined(columns, num_rows)
+    if span > _MOST_FREE * num_rows:
+        return np.unique(joined, return_index=True, return_inverse=True)[1:]
+    # So few possible keys are counted instead of sorted.
+    firsts = np.full(span, num_rows)
+    np.minimum.at(firsts, joined, np.arange(num_rows))
+    is_present = firsts < num_rows
+    return firsts[is_present], (np.cumsum(is_present) - 1)[joined]
 
 
-def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]], num_rows: int) -> Ints:
-    """Return an integer key for each combination, as sorting these is far faster than rows."""
+def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]], num_rows: int) -> tuple[Ints, int]:
+    """Return an integer key for each combination, and a number that all keys are below."""
     joined, span = np.zeros(num_rows, dtype=np.int64), 1
     for column in columns:
         values = np.asarray(column, dtype=np.int64)
@@ -166,4 +172,4 @@ def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]], num_rows: int) -> I
             span = len(joined)
         joined = joined * width + (values - least)
         span *= width
-    return joined
+    return joined, span

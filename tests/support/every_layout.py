@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.calib.arguments.short_names import LayoutConstraint
-from forerun.calib.memory.layout_table import LayoutMemory
+from forerun.calib.memory.pipelines import needed_nbytes
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import MemoryBudget
 from forerun.calib.search.space import num_nodes, recomputes, states
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.layout_table import LayoutTable
 
 
 def variants_of(layout: RunConfig) -> Iterator[RunConfig]:
@@ -35,7 +36,7 @@ def every_layout(config: RunConfig, num_ranks: int) -> tuple[RunConfig, ...]:
 @cache
 def _needed(config: RunConfig, num_ranks: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return bytes that each layout needs, and those of them outside tensors, ``(layouts,)``."""
-    return LayoutMemory().needed_nbytes(every_layout(config, num_ranks))
+    return needed_nbytes(LayoutTable.of(every_layout(config, num_ranks)))
 
 
 _timed: dict[tuple[int, RunConfig, int], tuple[FittedSteps, list[float]]] = {}

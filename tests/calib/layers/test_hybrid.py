@@ -22,13 +22,14 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.importers.canonical_tables import OPERATOR_COLUMNS
 from forerun.calib.layers.model_size import model_flop_per_token
 from forerun.calib.layers.stage_work import collective_uses, stage_parameters
-from forerun.calib.memory.layout_table import LayoutMemory
 from forerun.calib.memory.peak import memory, stage_memories
+from forerun.calib.memory.pipelines import needed_nbytes
 from forerun.calib.search.best_first import best_layouts
 from forerun.calib.search.space import splits
 from forerun.calib.steps.base_times import prior_times, table_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.layout_table import LayoutTable
 
 GPU = "NVIDIA H100 80GB HBM3"
 LINE = (
@@ -90,7 +91,7 @@ def test_pairs_are_the_layers_of_a_gpt(
         assert sent[0] == sent[1]
     assert model_flop_per_token(one.model) == model_flop_per_token(gpt.model)
     assert memory(one).total_nbytes == pytest.approx(memory(gpt).total_nbytes, rel=0.01)
-    (peak_nbytes,) = sum(LayoutMemory().needed_nbytes([one]))
+    (peak_nbytes,) = sum(needed_nbytes(LayoutTable.of([one])))
     assert peak_nbytes == pytest.approx(memory(one).total_nbytes, abs=8)
     steps = PRIORS.estimates([one]) + PRIORS.estimates([gpt])
     assert steps[0].time_s == pytest.approx(steps[1].time_s, rel=0.01)

@@ -6,26 +6,24 @@ from dataclasses import replace
 
 import pytest
 from event_driven_pipeline import passes, peak_in_flight
+from one_layer import LayerActivations, layer_activations
 from stage_tensors import parameters
 
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.memory.activations import (
-    LayerActivations,
     attention_working_nbytes,
-    layer_activations,
     layer_tensors,
     mlp_working_nbytes,
     routed_tokens,
 )
 from forerun.calib.memory.peak import (
-    COMMUNICATOR_NBYTES,
-    CONTEXT_NBYTES,
     fit_probability,
     memory,
     memory_offset,
     memory_with_offset,
     stage_memories,
 )
+from forerun.calib.memory.pipelines import COMMUNICATOR_NBYTES, CONTEXT_NBYTES
 from forerun.calib.memory.stage_memory import in_flight
 from forerun.calib.regressors import Z_90
 from forerun.calib.timeline.programs import Pipeline, TaskKind

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_layer import layer_activations
 
 from forerun.calib.layers.blocks import BlockKind
-from forerun.calib.memory.activations import layer_activations
 from forerun.calib.workload.config import (
     Attention,
     Dispatcher,

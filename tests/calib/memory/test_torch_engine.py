@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 import pytest
+from one_layer import layer_activations
 
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.layers.blocks import BlockKind, block
-from forerun.calib.memory.activations import layer_activations, operators_nbytes
-from forerun.calib.memory.module_memory import module_bytes
+from forerun.calib.memory.activations import operators_nbytes
+from forerun.calib.memory.module_memory import loss_nbytes
 from forerun.calib.memory.peak import memory
 from forerun.calib.workload.config import (
     Batch,
@@ -133,10 +134,10 @@ def test_the_loss_of_pytorch_holds_three_copies_in_fp32(layout: Layout, dtype: s
     )
     logits = TOKENS * vocabulary
     hole = 2 * logits if is_narrow else 0
-    assert module_bytes(large).loss == 12 * logits + hole
+    assert loss_nbytes(large) == 12 * logits + hole
     loop = replace(large, parallelism=Parallelism(), framework="transformers 4.57.1")
-    assert module_bytes(loop).loss == module_bytes(large).loss
-    assert module_bytes(replace(loop, framework="Megatron-LM")).loss < module_bytes(loop).loss
+    assert loss_nbytes(loop) == loss_nbytes(large)
+    assert loss_nbytes(replace(loop, framework="Megatron-LM")) < loss_nbytes(loop)
     assert _most_alive(torch, getattr(torch, dtype), vocabulary) == pytest.approx(
         12 * logits, rel=0.01
     )
@@ -151,9 +152,9 @@ def test_a_chunked_head_holds_the_logits_of_one_chunk(layout: Layout) -> None:
     large = replace(config, model=replace(config.model, vocab_size=vocabulary))
     table = 2 * vocabulary * HIDDEN  # which the mode counts too, as it is seen in views
     alive = _most_alive_in_chunks(torch, vocabulary) - table
-    assert module_bytes(large).loss == pytest.approx(alive, rel=0.02)
-    whole = module_bytes(replace(large, fuses_head=False)).loss
-    assert module_bytes(large).loss < whole / 3
+    assert loss_nbytes(large) == pytest.approx(alive, rel=0.02)
+    whole = loss_nbytes(replace(large, fuses_head=False))
+    assert loss_nbytes(large) < whole / 3
 
 
 def _most_alive(torch: Any, dtype: Any, vocabulary: int) -> int:

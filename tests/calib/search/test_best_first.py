@@ -14,15 +14,15 @@ from planted_steps import steps_of
 from tiny_shape import of_width, run_of
 
 from forerun.calib.arguments.short_names import LayoutConstraint
-from forerun.calib.memory.layout_table import LayoutMemory
-from forerun.calib.search.best_first import TimeBounds, best_layouts, least_nbytes, overheads
+from forerun.calib.memory.pipelines import needed_nbytes
+from forerun.calib.search.best_first import TimeBounds, best_layouts, least_nbytes
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget, SearchResult
-from forerun.calib.search.space import recomputes
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.workload.config import Experts, ModelShape, Precision, RunConfig
+from forerun.calib.workload.layout_table import LayoutTable
 
 Layout = Callable[..., RunConfig]
 H100 = "NVIDIA H100 80GB HBM3"
@@ -70,7 +70,7 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, MemoryBudget]:
         time_s = float(GPU.median_times([config])[0]) * rng.uniform(0.7, 1.5)
         steps = fit_steps(GPU.base, [KnownStep(config=config, time_s=time_s)])
     layouts = random.Random(seed).sample(every_layout(config, num_ranks), 50)
-    needed = sum(LayoutMemory().needed_nbytes(layouts))
+    needed = sum(needed_nbytes(LayoutTable.of(layouts)))
     budget = MemoryBudget(capacity_nbytes=int(np.quantile(needed, rng.choice((0.1, 0.5, 1.0)))))
     return config, steps, num_ranks, budget
 
@@ -95,21 +95,18 @@ def test_bounds_and_every_layout_give_the_same_twenty(seed: int) -> None:
 def test_no_variant_needs_less_than_its_bounds(seed: int) -> None:
     config, steps, num_ranks, _ = some_run(seed)
     cells = cells_of(config, num_ranks)
-    least = least_nbytes(cells), overheads(cells)
+    least = least_nbytes(cells)
     bounds = TimeBounds(cells, steps).whole(np.arange(len(cells)))
     places = {tuple(_key(cells.layout(i))): i for i in range(len(cells))}
     layouts = random.Random(seed).sample(every_layout(config, num_ranks), 400)
     indices = [places[tuple(_key(layout))] for layout in layouts]
-    needed, overhead = LayoutMemory().needed_nbytes(layouts)
+    needed, overhead = needed_nbytes(LayoutTable.of(layouts))
     assert (needed >= least[0][indices] * (1 - 1e-9)).all()
     assert (overhead >= least[1][indices]).all()
     times_s = steps.median_times(layouts)
     assert (times_s >= bounds[indices]).all()
     # Bounds by a layout's own passes hold, and so do those by the least over all recomputes.
     assert (times_s >= steps.least_times(layouts)).all()
-    modules = frozenset(name for one in recomputes(layouts[0]) for name in one.parts)
-    least = LayoutMemory().least_nbytes(layouts, modules)
-    assert (needed >= least[0] * (1 - 1e-9)).all() and overhead == pytest.approx(least[1])
 
 
 def _key(layout: RunConfig) -> tuple[Any, ...]:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from one_layer import layer_activations
 
 from forerun.calib.layers.blocks import BlockKind
-from forerun.calib.memory.activations import OFFLOADED_MODULES, layer_activations, layer_tensors
+from forerun.calib.memory.activations import OFFLOADED_MODULES, layer_tensors
 from forerun.calib.memory.peak import memory
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluation import evaluate, step_times
