@@ -128,7 +128,7 @@ def operator_cases() -> list[Case]:
 
 def known_steps(calibration: Calibration) -> list[KnownStep]:
     """Return layouts of 16 GPUs with the model's predictions plus noise."""
-    layouts = cells_of(RUNNING, RUNNING.parallelism.num_ranks).plain_layouts()
+    layouts = [*cells_of(RUNNING, RUNNING.parallelism.num_ranks).plain.configs()]
     chosen = layouts[:: len(layouts) // NUM_LAYOUTS][:NUM_LAYOUTS]
     times_s = fit_steps(live_times(calibration, RUNNING)).median_times(chosen)
     noise = np.exp(NOISE_LOG * np.random.default_rng(4).normal(size=len(chosen)))

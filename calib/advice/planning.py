@@ -36,10 +36,11 @@ from ..search import (
     OFFLOAD_OPTIONS,
     Effort,
     MemoryBudget,
-    Proof,
     SearchResult,
+    Tried,
     best_layouts,
     cells_of,
+    choices_of,
     modules_of,
     num_variants,
 )
@@ -105,9 +106,8 @@ def count_excluded(
     if not reason:
         return result
     cells = cells_of(replace(config, absent=()), num_ranks, keep)
-    number = max(0, num_variants(cells, keep) - result.proof.num_layouts)
-    proof = replace(result.proof, cut={**result.proof.cut, reason: number})
-    return replace(result, proof=proof)
+    number = max(0, num_variants(choices_of(cells, keep)) - result.tried.num_layouts)
+    return replace(result, tried=replace(result.tried, cut={**result.tried.cut, reason: number}))
 
 
 def exclusion_reason(config: RunConfig) -> str:
@@ -365,8 +365,8 @@ class Plan(Encoded):
     measured_step_time_s: float | None
     memory_capacity_nbytes: int | None
     candidates: tuple[Candidate, ...]
-    proofs: Mapping[int, Proof] = field(default_factory=dict)
-    """Proof of optimality for each number of ranks."""
+    tried: Mapping[int, Tried] = field(default_factory=dict)
+    """Layouts that were tried for each number of ranks."""
     misfit_log: float = 0.0
     """Log of measured over modelled step of the running layout, if outside the model's interval;
     else 0."""
@@ -386,7 +386,7 @@ class Plan(Encoded):
     @property
     def num_layouts(self) -> int:
         """Number of layouts that were searched."""
-        return sum(proof.num_layouts for proof in self.proofs.values())
+        return sum(one.num_layouts for one in self.tried.values())
 
     @property
     def doubt(self) -> str:
@@ -477,8 +477,8 @@ class Plan(Encoded):
 
     @property
     def search(self) -> list[JsonObject]:
-        """Proof of the search for each number of ranks, as JSON."""
-        return [{"num_ranks": number, **proof.to_json()} for number, proof in self.proofs.items()]
+        """Layouts that were tried for each number of ranks, as JSON."""
+        return [{"num_ranks": number, **tried.to_json()} for number, tried in self.tried.items()]
 
     @property
     def telling(self) -> list[str]:
@@ -520,7 +520,7 @@ def plan(
     def searched(
         count: int, constraint: LayoutConstraint | None, *, is_sure: bool = False
     ) -> SearchResult:
-        result = best_layouts(
+        return best_layouts(
             config,
             steps,
             count,
@@ -529,10 +529,6 @@ def plan(
             effort=effort or Effort(),
             is_listed=is_listed,
         )
-        if constraint is None or not constraint.axes:
-            return result
-        number = num_variants(cells_of(config, count, constraint), constraint)
-        return replace(result, proof=replace(result.proof, num_requested=number))
 
     given = fix_unavailable_axes(config, keep)
     results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
@@ -605,7 +601,7 @@ def _make_plan(
         misfit_log=steps.misfit_log if running.is_comparable else 0.0,
         measured_step_time_s=steps.measured_s(config),
         memory_capacity_nbytes=memory_capacity_nbytes,
-        proofs={count: one.proof for count, one in results.items()},
+        tried={count: one.tried for count, one in results.items()},
         candidates=tuple(candidates),
         is_listed=is_listed,
         is_unmeasured=is_unmeasured,

@@ -195,21 +195,19 @@ def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
     Virtual stages, layers of stages and sharding change no shape.
     """
     par = config.parallelism
-    cells = cells_of(config, par.num_ranks)
-    columns = cells.columns
+    plain = cells_of(config, par.num_ranks).plain
     is_split = par.is_sequence_parallel or config.model.experts is not None
+    etp, tp = plain.numbers("etp"), plain.numbers("tp")
     wanted = (
-        (columns["vp"] == 1)
-        & (columns["deep"] == 0)
-        & np.isin(columns["cp"], (1, par.cp))
-        & ((columns["etp"] == columns["tp"]) | (columns["etp"] == par.expert_tp))
-        & ((columns["tp"] == 1) | (columns["is_split"] == is_split))
+        (plain.numbers("vp") == 1)
+        & np.isin(plain.numbers("cp"), (1, par.cp))
+        & np.isin(etp, (0, par.expert_tp))
+        & ((tp == 1) | (plain.numbers("is_sequence_parallel") == is_split))
     )
-    plain = cells.subset(np.flatnonzero(wanted))
-    shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
-    firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
+    shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro_batch_size", "is_sequence_parallel")
+    some = plain.take(np.flatnonzero(wanted))
     recompute = RecomputeOption.from_config(config)
-    return [recompute.applied_to(plain.layout(place)) for place in firsts.tolist()]
+    return [recompute.applied_to(some.config(row)) for row in some.distinct(shaped)[0].tolist()]
 
 
 def _rough_s(config: RunConfig) -> float:

@@ -18,7 +18,7 @@ from ..layers import model_flop_per_token, model_name
 from ..network import bus_factor
 from ..records import StepRow
 from ..samples import SampleTable
-from ..steps import FittedSteps, degree_correlations, degrees_of, same_layout
+from ..steps import FittedSteps, same_layout, similarity
 from ..units import MIB, format_frac
 from ..workload import AXES, Collective, Encoded, Fp8Recipe, RunConfig, axis_value, encode
 from .settings import SettingChange, leaf_texts, part_of, setting_name
@@ -153,9 +153,7 @@ def modelled_nearest(config: RunConfig, steps: FittedSteps, published: Sequence[
 
 def _nearest(config: RunConfig, rows: Sequence[StepRow]) -> list[StepRow]:
     """Return the rows by similarity of degrees, ties by fewer settings that differ."""
-    apart = degree_correlations(degrees_of([config]), degrees_of([row.config for row in rows]))[
-        0
-    ].round(6)
+    apart = similarity([config], [row.config for row in rows])[0].round(6)
     counts = [len(_choices(config, row.config)) for row in rows]
     order = sorted(range(len(rows)), key=lambda place: (-apart[place], counts[place]))
     return [rows[place] for place in order]

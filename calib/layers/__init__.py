@@ -15,12 +15,10 @@ if TYPE_CHECKING:
         Block,
         BlockKind,
         BlockVariant,
-        attention_part,
         block,
         block_key,
+        block_part,
         chunk_variants,
-        experts_part,
-        layer_block_kinds,
         layer_kind,
         layer_kinds,
         opaque_of,
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from .layer_modules import added_saved_nbytes, norm_module
     from .model_size import model_flop_per_token, model_name
     from .recompute import CORE_ATTENTION, WITHIN_MOE, RecomputeOption
+    from .sharding import shard_key
     from .stage_work import (
         collective_uses,
         gradient_uses,

@@ -178,13 +178,6 @@ def opaque_of(model: ModelShape, kind: BlockKind) -> OpaqueLayer:
     return next(one for one in model.opaque_layers if _OPAQUE_KINDS[one.symbol] is kind)
 
 
-def layer_block_kinds(model: ModelShape) -> tuple[BlockKind, ...]:
-    """Return the kinds of blocks that a model's layers may be in, those of pairs too."""
-    kinds = layer_kinds(model)
-    pairs = (pair for both, pair in _PAIRS.items() if set(both) <= set(kinds))
-    return (*kinds, *pairs)
-
-
 def layer_kinds(model: ModelShape) -> tuple[BlockKind, ...]:
     """Return the kinds of a model's layers, each once, in the order of ``BlockKind``."""
     kinds = {layer_kind(model, layer) for layer in range(model.num_layers)}
@@ -313,35 +306,23 @@ def _widened(operators: Iterable[OperatorCount]) -> tuple[OperatorCount, ...]:
     )
 
 
-def attention_part(config: RunConfig, kind: BlockKind = BlockKind.EXPERT_LAYER) -> Block:
-    """Return the work of an expert layer outside its experts: attention, norms, residual sums.
+def block_part(
+    config: RunConfig, kind: BlockKind, *, is_recomputed: bool, of_experts: bool
+) -> Block:
+    """Return the operators and transfers of a block in its experts, or outside them, without
+    parameters and their sharding, and without transfers that overlap another micro-batch.
 
-    Together with ``experts_part`` it makes up a layer, except for the parameters, and for transfers
-    that overlap another micro-batch, since these may span the whole layer.
+    Context parallelism and the micro-batch affect experts only through the tokens of a rank.
     """
-    expert_names = {one.module for one in expert_modules(config)}
-    layer = _MODULES[kind](config)
-    return _work(config, [one for one in layer if one.module not in expert_names])
-
-
-def experts_part(config: RunConfig) -> Block:
-    """Return the work of a layer's experts.
-
-    Context parallelism and the micro-batch affect it only through the tokens of a rank.
-    """
-    return _work(config, expert_modules(config))
-
-
-def _work(config: RunConfig, parts: Iterable[LayerModule]) -> Block:
-    bare = [
-        replace(
-            part,
-            tensors=(),
-            uses=tuple(use for use in part.uses if use.other_pass is OtherPass.NONE),
-        )
-        for part in parts
+    modules = _MODULES[kind](config)
+    if kind in EXPERT_KINDS:
+        names = {one.module for one in expert_modules(config)}
+        modules = tuple(one for one in modules if (one.module in names) is of_experts)
+    parts = [
+        replace(one, tensors=(), uses=tuple(u for u in one.uses if u.other_pass is OtherPass.NONE))
+        for one in modules
     ]
-    return _make_block(config, BlockKind.EXPERT_LAYER, tuple(bare), False)
+    return _make_block(config, kind, tuple(parts), is_recomputed)
 
 
 def _make_block(

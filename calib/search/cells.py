@@ -10,118 +10,66 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import LayoutConstraint
-from ..workload import Batch, Parallelism, RunConfig, at_least_one
+from ..layers import RecomputeOption
+from ..workload import Column, LayoutTable, Parallelism, RunConfig, at_least_one
 from .space import (
     MOST_CONTEXT,
     MOST_VIRTUAL,
+    States,
     has_segments,
     num_nodes,
+    plain_layout,
     recomputes,
     shardings,
     splits,
     states,
-    with_degrees,
 )
 
 Ints = NDArray[np.int64]
 COLUMNS = ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro", "is_split", "split", "deep")
-"""``is_split``: sequence parallelism; ``split`` and ``deep`` index ``Cells.splits`` and
-``Cells.shardings``.  A further column is ``number``: the order of cells for breaking ties."""
-_LARGE = 2**62
+"""``is_split``: sequence parallelism; ``split`` and ``deep`` index the splits of layers and the
+shardings."""
+_SHARDING = (
+    *("is_optimizer_distributed", "sharding", "num_optimizer_instances"),
+    *("overlaps_grad_reduce", "overlaps_param_gather"),
+)
+"""Fields that ``shardings`` set."""
+DEGREES = ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro_batch_size")
+"""Fields that distinguish the rows of a plan, with the sharding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells:
-    """All splits of the ranks that Megatron's rules allow; a cell's variants share its row."""
+    """All splits of the ranks that Megatron's rules allow, without recompute; a cell's variants
+    share its row."""
 
-    config: RunConfig
-    num_ranks: int
-    columns: Mapping[str, Ints]
-    splits: tuple[tuple[int, ...], ...]
-    """Layers of stages; () if even."""
-    shardings: tuple[Mapping[str, object], ...]
+    table: LayoutTable
     cut: Mapping[str, int]
     """Number of combinations that each rule excludes after the rules before it."""
 
     def __len__(self) -> int:
-        return len(self.columns["tp"])
+        return len(self.table)
 
-    def layout(self, place: int, *, is_plain: bool = False) -> RunConfig:
-        """Return the layout of a cell without recompute; raises ``ConfigError`` if it cannot run.
-
-        ``is_plain``: without sharding of weights and gradients in any case.
-        """
-        row = {name: int(self.columns[name][place]) for name in COLUMNS}
-        if is_plain:
-            row["deep"] = 0
-        par = self.config.parallelism
-        changes = {
-            **self.shardings[row["deep"]],
-            **{name: row[name] for name in ("tp", "cp", "ep", "pp", "vp", "dp")},
-            "etp": row["etp"] if par.etp == row["etp"] or row["etp"] != row["tp"] else 0,
-            "chunk_layers": self.splits[row["split"]],
-            "is_sequence_parallel": bool(row["is_split"]),
-        }
-        batch = Batch(
-            micro_batch_size=row["micro"],
-            global_batch_size=self.config.batch.global_batch_size,
-        )
-        return with_degrees(self.config, batch, changes)
-
-    def plain_layouts(self) -> list[RunConfig]:
-        """Return one layout per cell, without recompute, weights and gradients not sharded."""
-        return [self.layout(place, is_plain=True) for place in range(len(self))]
-
-    def distinct(self, *columns: NDArray[np.int64 | np.bool_]) -> tuple[Ints, Ints]:
-        """Return the first cell of each distinct combination of columns, and the index of each
-        cell's combination among them."""
-        if not len(self):
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        _, firsts, places = np.unique(_joined(columns), return_index=True, return_inverse=True)
-        return firsts, places
+    def layout(self, place: int) -> RunConfig:
+        """Return the layout of a cell without recompute; raises ``ConfigError`` if it cannot
+        run."""
+        return self.table.config(place)
 
     @property
-    def num_microbatches(self) -> Ints:
-        """Number of micro-batches of each cell."""
-        samples = self.config.batch.global_batch_size
-        return samples // (self.columns["dp"] * self.columns["micro"])
+    def plain(self) -> LayoutTable:
+        """The cells without sharding of weights and gradients."""
+        columns = {n: c for n, c in self.table.columns.items() if n not in _SHARDING}
+        return replace(self.table, columns=columns)
 
     @property
     def num_nodes(self) -> Ints:
         """Number of nodes that the replicas of each cell span."""
-        columns, per_node = self.columns, self.config.parallelism.ranks_per_node
-        if not per_node:
-            return np.ones(len(self), dtype=np.int64)
-        keys = [columns[name] for name in ("tp", "cp", "pp", "dp")]
-        firsts, places = self.distinct(*keys)
-        return np.array([num_nodes(self.layout(one)) for one in firsts.tolist()], dtype=int)[places]
+        values, places = self.table.each(num_nodes, ("tp", "cp", "pp", "dp"))
+        return np.array(values, dtype=np.int64)[places]
 
     def subset(self, members: Ints) -> Cells:
         """Return the cells with indices ``members``."""
-        columns = {name: column[members] for name, column in self.columns.items()}
-        return replace(self, columns=columns)
-
-
-def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]]) -> Ints:
-    """Return an integer key for each combination, as sorting these is far faster than rows."""
-    joined, span = np.zeros(len(columns[0]), dtype=np.int64), 1
-    for column in columns:
-        values = np.asarray(column, dtype=np.int64)
-        least = int(values.min())
-        width = int(values.max()) - least + 1
-        if span > _LARGE // width:
-            joined = np.unique(joined, return_inverse=True)[1]
-            span = len(joined)
-        joined = joined * width + (values - least)
-        span *= width
-    return joined
-
-
-def groups(places: Ints) -> Iterator[Ints]:
-    """Yield the indices of each value, in ascending order of values."""
-    order = np.argsort(places, kind="stable")
-    bounds = np.flatnonzero(np.diff(places[order])) + 1
-    yield from (part for part in np.split(order, bounds) if len(part))
+        return replace(self, table=self.table.take(members))
 
 
 def cells_of(config: RunConfig, num_ranks: int, keep: LayoutConstraint | None = None) -> Cells:
@@ -149,15 +97,31 @@ class _Builder:
     def build(self) -> Cells:
         parts = [self._product(degrees) for degrees in self._degrees()]
         table = np.concatenate([np.empty((0, len(COLUMNS)), dtype=np.int64), *parts])
+        columns = dict(zip(COLUMNS, table.T, strict=True))
+        fields = {name: columns[name] for name in ("tp", "cp", "ep", "pp", "vp", "dp")}
+        par, etp = self._config.parallelism, columns["etp"]
+        fields["etp"] = np.where((etp == par.etp) | (etp != columns["tp"]), etp, 0)
+        fields["micro_batch_size"] = columns["micro"]
+        fields["is_sequence_parallel"] = columns["is_split"] > 0
+        fields["overlaps_tp"] = fields["is_sequence_parallel"] & par.overlaps_tp
         return Cells(
-            config=self._config,
-            num_ranks=self._num_ranks,
-            columns={
-                **dict(zip(COLUMNS, table.T, strict=True)),
-                "number": np.arange(len(table)),
-            },
-            splits=tuple(self._splits),
-            shardings=self._shardings,
+            table=LayoutTable(
+                base=plain_layout(self._config, self._shardings[0]),
+                columns={
+                    **{name: Column.of_numbers(one) for name, one in fields.items()},
+                    "chunk_layers": Column(values=tuple(self._splits), codes=columns["split"]),
+                    **{
+                        name: Column(
+                            values=tuple(
+                                one.get(name, getattr(par, name)) for one in self._shardings
+                            ),
+                            codes=columns["deep"],
+                        )
+                        for name in _SHARDING
+                    },
+                },
+                num_rows=len(table),
+            ),
             cut=dict(self._cut),
         )
 
@@ -332,31 +296,47 @@ _RECOMPUTE_AXIS = "recompute"
 """Axis of recompute; all others that vary in a cell concern its states."""
 
 
-def num_variants(cells: Cells, keep: LayoutConstraint | None = None) -> int:
-    """Return the number of variants that ``keep`` allows, of cells built with the same ``keep``."""
-    columns, keep = cells.columns, keep or LayoutConstraint()
-    replicas = columns["dp"] * columns["cp"]
-    expert_dp = columns["tp"] * replicas // (columns["ep"] * columns["etp"])
-    nodes = cells.num_nodes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """States and recompute of the variants of a cell, which are all combinations of these."""
+
+    states: tuple[States, ...]
+    recomputes: tuple[RecomputeOption, ...]
+
+    def __len__(self) -> int:
+        return len(self.states) * len(self.recomputes)
+
+
+def choices_of(cells: Cells, keep: LayoutConstraint | None = None) -> Column[Choices]:
+    """Return the ``Choices`` that ``keep`` allows in each cell, of cells built with the same
+    ``keep``."""
+    table, nodes, keep = cells.table, cells.num_nodes, keep or LayoutConstraint()
+    replicas = table.numbers("dp") * table.numbers("cp")
+    expert_tp = np.where(table.numbers("etp") > 0, table.numbers("etp"), table.numbers("tp"))
+    expert_dp = table.numbers("tp") * replicas // (table.numbers("ep") * expert_tp)
     has_instances = (replicas % nodes == 0) & (expert_dp % nodes == 0)
-    # Layouts equal in these have as many variants; a constraint may depend on more fields.
-    names, spread = ("pp", "vp", "split", "deep"), nodes > 1
-    if keep.axes:
-        names, spread = (*names, "tp", "ep", "etp"), nodes
-    keys = [*(columns[name] for name in names), replicas > 1, spread, has_instances]
-    firsts, places = cells.distinct(*keys)
-    numbers = [_of_cell(cells.layout(first), keep) for first in firsts.tolist()]
-    return int(np.bincount(places) @ np.array(numbers)) if numbers else 0
-
-
-def _of_cell(layout: RunConfig, keep: LayoutConstraint) -> int:
-    """Return the number of variants of a cell, as recompute and states are independent."""
-    recompute_options, state_choices = recomputes(layout), states(layout, num_nodes(layout))
-    if not keep.axes:
-        return len(recompute_options) * len(state_choices)
-    of_states = keep.without(_RECOMPUTE_AXIS)
-    of_recompute = keep.without(*keep.axes.keys() - {_RECOMPUTE_AXIS})
-    num_recomputes = sum(
-        of_recompute.allows(recompute.applied_to(layout)) for recompute in recompute_options
+    # Cells equal in these have the same choices; a constraint may depend on more fields.
+    names = ("pp", "vp", "chunk_layers", *_SHARDING)
+    if keep.axes or cells.table.base.absent:
+        names = (*names, "tp", "ep", "etp")
+    return table.coded(
+        lambda layout: _choices(layout, keep), names, replicas > 1, nodes, has_instances
     )
-    return num_recomputes * sum(of_states.allows(choice.of(layout)) for choice in state_choices)
+
+
+def _choices(layout: RunConfig, keep: LayoutConstraint) -> Choices:
+    recompute_options, state_choices = recomputes(layout), states(layout, num_nodes(layout))
+    if keep.axes:
+        of_states = keep.without(_RECOMPUTE_AXIS)
+        of_recompute = keep.without(*keep.axes.keys() - {_RECOMPUTE_AXIS})
+        state_choices = tuple(one for one in state_choices if of_states.allows(one.of(layout)))
+        recompute_options = tuple(
+            one for one in recompute_options if of_recompute.allows(one.applied_to(layout))
+        )
+    return Choices(states=state_choices, recomputes=recompute_options)
+
+
+def num_variants(choices: Column[Choices]) -> int:
+    """Return the number of variants of cells with these ``Choices``."""
+    sizes = np.array([len(one) for one in choices.values], dtype=np.int64)
+    return int(sizes[choices.codes].sum())

@@ -1,4 +1,4 @@
-"""Inputs and results of a search, and the proof of optimality."""
+"""Inputs and results of a search."""
 
 from __future__ import annotations
 
@@ -60,100 +60,54 @@ class Ranked:
     config: RunConfig
     time_s: float
     """Median step time."""
-    order: int
-    """Tie-breaker of equal times; the lower comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lacking:
-    """A layout that does not fit."""
+class Tried(Encoded):
+    """Number of layouts that a search tried, by outcome; each counts once."""
 
-    config: RunConfig
-    needed_nbytes: float
-
-
-@dataclass(slots=True)
-class Tally:
-    """Layouts of a space by outcome; each counts once."""
-
-    over_memory: int = 0
-    bounded: int = 0
-    """Layouts that a bound excludes from the best."""
-    dominated: int = 0
-    """Layouts of whose cell another variant recomputes less, and fits."""
-    not_asked: int = 0
-    """Layouts that the constraint excludes."""
-    evaluated: int = 0
-
-    def add(self, other: Tally) -> None:
-        """Merge another tally into this one."""
-        for name in Tally.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    @property
-    def num_layouts(self) -> int:
-        """Number of all layouts."""
-        return sum(getattr(self, name) for name in Tally.__slots__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof(Encoded):
-    """Proof of optimality of a search result."""
-
-    JSON: ClassVar[str] = (
-        "num_layouts=tally.num_layouts num_asked=num_layouts **tally cut_by_rules=cut "
-        "is_proven gap_frac"
-    )
+    JSON: ClassVar[str] = "num_layouts over_memory slower evaluated not_tried cut_by_rules=cut"
 
     num_cells: int
-    """Number of splits of the ranks, each with its variants."""
-    tally: Tally
+    """Splits of the ranks, each with its variants."""
+    num_layouts: int
+    over_memory: int
+    """Layouts that do not fit, as far as they are not slower."""
+    evaluated: int
+    """Layouts whose step was computed."""
+    not_tried: int = 0
+    """Layouts that were left when the search was stopped."""
     cut: Mapping[str, int] = field(default_factory=dict)
-    """Combinations of degrees that each of Megatron's rules excludes; not in the tally."""
-    num_requested: int | None = None
-    """Number of layouts in the tally that satisfy the constraint; None without a constraint."""
-    gap_frac: float = 0.0
-    """Upper bound on how much faster an unevaluated layout may be; 0 if proven."""
+    """Combinations of degrees that each of Megatron's rules excludes; not among the layouts."""
 
     @property
-    def is_proven(self) -> bool:
-        """True if no unevaluated layout can be among the best."""
-        return self.gap_frac == 0.0
-
-    @property
-    def num_layouts(self) -> int:
-        """Number of layouts among which the best were chosen."""
-        return self.tally.num_layouts if self.num_requested is None else self.num_requested
+    def slower(self) -> int:
+        """Layouts whose passes alone take longer than the step of each of the best, or that
+        recompute more than another of their split that fits."""
+        return self.num_layouts - self.over_memory - self.evaluated - self.not_tried
 
     @property
     def text(self) -> str:
-        """Summary for the user; layouts count by the first reason that excludes them."""
-        tally, begin = self.tally, f"{self.tally.num_layouts:,}"
-        if self.num_requested is None:
-            begin += " layouts"
-        else:
-            begin = f"{self.num_requested:,} layouts ({begin} with their variants)"
+        """Summary for the user."""
         words = [
-            begin,
-            f"{tally.over_memory:,} over memory",
-            f"{tally.bounded:,} excluded by a lower bound on their time",
-            f"{tally.dominated:,} dominated by one that recomputes less",
-            f"{tally.evaluated:,} evaluated",
+            f"{self.num_layouts:,} layouts",
+            f"{self.over_memory:,} over memory",
+            f"{self.slower:,} surely slower",
+            f"{self.evaluated:,} evaluated",
         ]
-        if tally.not_asked:
-            words.insert(-1, f"{tally.not_asked:,} not among them")
-        end = "proven" if self.is_proven else f"not proven: up to {self.gap_frac:.0%} may remain"
-        return f"{', '.join(words)}; {end}"
+        if self.not_tried:
+            words.append(f"stopped before {self.not_tried:,} were tried")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The best layouts, fastest first, some that do not fit, and the proof."""
+    """The best layouts, fastest first, some that do not fit, and how many were tried."""
 
     best: tuple[Ranked, ...]
     lacking: tuple[RunConfig, ...]
     """Layouts that do not fit, least lacking first."""
-    proof: Proof
+    tried: Tried
 
     @property
     def layouts(self) -> tuple[RunConfig, ...]:

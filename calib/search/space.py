@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 from typing import Any
 
 from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, unsupported_options_reason
-from ..layers import CORE_ATTENTION, WITHIN_MOE, BlockKind, RecomputeOption, layer_block_kinds
+from ..layers import CORE_ATTENTION, WITHIN_MOE, RecomputeOption
 from ..workload import (
     WHOLE,
-    Batch,
     Collective,
     Engine,
     Fp8Recipe,
@@ -201,23 +200,12 @@ def _fewer_at_ends(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:
             yield (each - first, *[each] * (pp - 2), each - last)
 
 
-def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object]) -> RunConfig:
-    """Return the layout of a cell: degrees, split and micro-batch, without recompute.
-
-    Raises ``ConfigError`` if it cannot run.
-    """
-    par = config.parallelism
-    fields: dict[str, Any] = dict(changes)
-    parallelism = replace(
-        par,
-        microbatch_group_size=0,
-        overlaps_tp=par.overlaps_tp and fields["is_sequence_parallel"],
-        **fields,
-    )
+def plain_layout(config: RunConfig, sharding: Mapping[str, object]) -> RunConfig:
+    """Return the running layout with what no cell has: recompute, and groups of micro-batches."""
+    changes: dict[str, Any] = {**sharding, "microbatch_group_size": 0}
     return replace(
         config,
-        parallelism=parallelism,
-        batch=batch,
+        parallelism=replace(config.parallelism, **changes),
         recompute=Recompute.NONE,
         recompute_modules=(),
         recompute_num_layers=0,
@@ -225,31 +213,7 @@ def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object])
     )
 
 
-def block_kinds(config: RunConfig) -> tuple[BlockKind, ...]:
-    """Return the kinds of blocks in layouts of this model."""
-    model = config.model
-    kinds = [BlockKind.EMBEDDING, *layer_block_kinds(model)]
-    if model.num_prediction_layers:
-        kinds += [BlockKind.EMBEDDING_COPY, BlockKind.PREDICTION]
-    return (*kinds, BlockKind.HEAD)
-
-
 _FULL = ("--recompute-method", "--recompute-num-layers")
-
-
-def lightest(recompute_options: Iterable[RecomputeOption]) -> list[RecomputeOption]:
-    """Return the options that contain no other one.
-
-    >>> names = (("moe",), ("moe_act", "shared_experts"), ("mlp",), ("mlp", "moe_act"))
-    >>> selective = [RecomputeOption(recompute=Recompute.SELECTIVE, modules=one) for one in names]
-    >>> [one.modules for one in lightest(selective)]
-    [('mlp',), ('moe_act', 'shared_experts')]
-    """
-    result: list[RecomputeOption] = []
-    for recompute in sorted(recompute_options, key=lambda one: one.weight):
-        if not any(one.is_within(recompute) for one in result):
-            result.append(recompute)
-    return result
 
 
 def recomputes(config: RunConfig) -> tuple[RecomputeOption, ...]:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from .known_steps import (
         MEASURED_SIGMA_LOG,
         KnownStep,
-        degree_correlations,
-        degrees_of,
-        degrees_of_columns,
         same_layout,
         similarity,
     )

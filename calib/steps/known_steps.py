@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..records import StepRow
-from ..timeline import Floats, Ints
-from ..workload import Cadence, RunConfig
+from ..timeline import Floats
+from ..workload import Cadence, LayoutTable, ModelShape, RunConfig
 from .launches import LaunchTime
 
 MEASURED_SIGMA_LOG = 0.01
@@ -81,8 +81,10 @@ def measured_places(known: Sequence[KnownStep]) -> dict[RunConfig, tuple[int, ..
     return places
 
 
-def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Floats:
-    """Return correlations of the residuals of two steps from the constants, shape (configs,
+def similarity(
+    layouts: Sequence[RunConfig] | LayoutTable, others: Sequence[RunConfig] | LayoutTable
+) -> Floats:
+    """Return correlations of the residuals of two steps from the constants, shape (layouts,
     others).
 
     The formula is 0.8 exp(-d / reach), with d the distance in doublings of the degrees.
@@ -95,7 +97,8 @@ def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Flo
     >>> similarity([one], [one, other]).round(3).tolist()
     [[0.8, 0.623]]
     """
-    return degree_correlations(degrees_of(configs), degrees_of(others))
+    apart = degrees_of(layouts)[:, np.newaxis] - degrees_of(others)[np.newaxis]
+    return SHARED_FRAC * np.exp(-np.sqrt(np.einsum("cod,cod->co", apart, apart)) / _REACH)
 
 
 SPANNED = ("tp", "cp", "ep", "dp", "pp")
@@ -142,28 +145,18 @@ def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None)
     return correlation
 
 
-def degrees_of(configs: Sequence[RunConfig]) -> Floats:
-    """Return the features that distinguish layouts, one row each: weighted logs of base 2."""
-    sizes = []
-    for config in configs:
-        par, model = config.parallelism, config.model
-        sizes.append(
-            (
-                *(par.tp, par.pp, par.cp, par.ep, config.batch.micro_batch_size, par.vp),
-                *(par.dp, model.hidden_size, model.num_layers, model.seq_length),
-            )
-        )
-    return degrees_of_columns(np.array(sizes).reshape(-1, len(_WEIGHTS)))
+DEGREES = ("tp", "pp", "cp", "ep", "micro_batch_size", "vp", "dp")
+"""Fields that distinguish layouts of one model."""
 
 
-def degrees_of_columns(sizes: Ints) -> Floats:
-    """Return the features of layouts given as columns: tp, pp, cp, ep, micro-batch, vp, dp, hidden
-    size, layers and sequence."""
-    return np.log2(sizes) * _WEIGHTS
+def degrees_of(layouts: Sequence[RunConfig] | LayoutTable) -> Floats:
+    """Return the features that distinguish layouts, one row each: weighted logs of base 2 of their
+    degrees and of the model's sizes."""
+    table = LayoutTable.of(layouts)
+    models = table.coded(lambda config: _sizes(config.model), ("model",))
+    degrees = np.stack([table.numbers(name) for name in DEGREES], axis=1)
+    return np.log2(np.hstack([degrees, np.array(models.values)[models.codes]])) * _WEIGHTS
 
 
-def degree_correlations(degrees: Floats, others: Floats) -> Floats:
-    """Return correlations of the residuals of two steps from the constants, shape (layouts,
-    others)."""
-    apart = degrees[:, np.newaxis] - others[np.newaxis]
-    return SHARED_FRAC * np.exp(-np.sqrt(np.einsum("cod,cod->co", apart, apart)) / _REACH)
+def _sizes(model: ModelShape) -> tuple[int, ...]:
+    return model.hidden_size, model.num_layers, model.seq_length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from ..timeline import (
     step_times,
     term_times,
 )
-from ..workload import Placement, RunConfig
+from ..workload import LayoutTable, Placement, RunConfig
 from .base_times import BaseTimes
 from .priced_items import KNOWN_FRAC, Constant, PricedItems, priced_items
 from .scales import (
@@ -262,19 +261,17 @@ class Layouts:
         return evaluate(self.compiled, items_s, contention=contention, adjust=adjust, run=run)
 
 
-def layouts_of(
-    configs: Sequence[RunConfig], base: BaseTimes, *, passes_only: bool = False
-) -> Layouts:
+def layouts_of(configs: Sequence[RunConfig] | LayoutTable, base: BaseTimes) -> Layouts:
     """Build the layouts over base times, with the effects that they have."""
-    known = base.conditions
-    compiled = compile_layouts(configs, passes_only=passes_only)
-    of_all = [effects_of(config) for config in configs]
-    effects = tuple(dict.fromkeys(effect for layout_effects in of_all for effect in layout_effects))
+    known, compiled = base.conditions, compile_layouts(configs)
+    table = compiled.table
+    of_layouts = table.coded(effects_of, _EFFECTS)
+    effects = tuple(dict.fromkeys(effect for some in of_layouts.values for effect in some))
+    releases, has_release = releases_in(table)
     priced = priced_items(compiled, base)
     sampled_frac = np.array([_sampled_frac(source, known.is_in_situ) for source in priced.sources])
     # The deviation of an operator at other rows is its own, see ``Calibration``.
     sampled_frac[priced.is_rescaled] = 1.0 - KNOWN_FRAC
-    releases, has_release = _releases(configs)
     launched = np.array([[launched_frac(c, b.kind)] for b, c in compiled.block_pairs])
     is_called = np.array([[replayed_frac(c, b.kind) < 1.0] for b, c in compiled.block_pairs])
     open_frac = known.launched_frac
@@ -283,7 +280,7 @@ def layouts_of(
         priced=priced,
         effects=effects,
         block_effects=_block_effects(compiled, effects, priced.base_s, sampled_frac),
-        has_effect=_has_effect(of_all, effects),
+        has_effect=_has_effect(of_layouts.values, effects)[of_layouts.codes],
         # Samples of training include its launches as far as it waited for them; a replayed graph
         # has none, nor those of its collectives if the whole layer is captured.
         calls_s={p: _calls_s(compiled, p) * open_frac * is_called for p in _PASSES},
@@ -294,8 +291,8 @@ def layouts_of(
         * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
         releases=releases,
         has_release=has_release,
-        doublings=np.array([[doublings(config)] for config in configs]),
-        idle_frac=_idle_frac(compiled),
+        doublings=doublings(table),
+        idle_frac=idle_frac(table),
         has_experts=np.array([[b.kind in EXPERT_KINDS] for b in compiled.blocks]),
         keeps_lead=np.array(
             [
@@ -304,6 +301,10 @@ def layouts_of(
             ]
         ),
     )
+
+
+_EFFECTS = ("model", "tp", "ep", "micro_batch_size")
+_RELEASES = ("framework", "engine", "device", "is_compiled", "unmodelled")
 
 
 def _as_logs(values_s: Floats) -> Floats:
@@ -325,32 +326,34 @@ def smooth_maximum(one: Floats, other: Floats) -> Floats:
     return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)
 
 
-def _releases(configs: Sequence[RunConfig]) -> tuple[tuple[Release, ...], Floats]:
+def releases_in(table: LayoutTable) -> tuple[tuple[Release, ...], Floats]:
     """Return the releases of layouts, and a 0/1 matrix of which each has, shape (layouts,
     releases)."""
-    of_all = [releases_of(config) for config in configs]
-    releases = tuple(
-        dict.fromkeys(release for layout_releases in of_all for release in layout_releases)
-    )
-    has_release = np.array(
-        [[float(r in layout_releases) for r in releases] for layout_releases in of_all]
-    )
-    return releases, has_release.reshape(len(configs), len(releases))
+    of_layouts = table.coded(releases_of, _RELEASES)
+    releases = tuple(dict.fromkeys(release for some in of_layouts.values for release in some))
+    rows = [[float(release in some) for release in releases] for some in of_layouts.values]
+    has_release = np.array(rows).reshape(len(rows), len(releases))
+    return releases, has_release[of_layouts.codes]
 
 
-def doublings(config: RunConfig) -> float:
-    """Return the doublings of nodes from one; 0 if the ranks per node are unknown."""
-    par = config.parallelism
-    if not par.ranks_per_node or config.device == "cpu":
-        return 0.0
-    return math.log2(max(1.0, par.num_ranks / par.ranks_per_node))
+def doublings(table: LayoutTable) -> Floats:
+    """Return the doublings of nodes from one, shape (layouts, 1); 0 on CPUs and if the ranks per
+    node are unknown."""
+    if table.base.device == "cpu":
+        return np.zeros((len(table), 1))
+    ranks = np.prod([table.numbers(name) for name in ("tp", "cp", "dp", "pp")], axis=0)
+    per_node = table.numbers("ranks_per_node")
+    nodes = np.where(per_node > 0, ranks / np.maximum(per_node, 1), 1.0)
+    return np.log2(np.maximum(1.0, nodes))[:, np.newaxis]
 
 
-def _idle_frac(compiled: Compiled) -> Floats:
+def idle_frac(table: LayoutTable) -> Floats:
     """Return the share of the step in the bubble, shape (layouts, 1); 0 on CPUs, whose clocks do
     not rise while they wait."""
-    bubbles = np.array([[config.bubble_frac] for config in compiled.configs])
-    return (not compiled.is_host_only) * bubbles / (1.0 + bubbles)
+    if table.base.device == "cpu":
+        return np.zeros((len(table), 1))
+    bubbles = (table.numbers("pp") - 1) / (table.numbers("vp") * table.num_microbatches)
+    return (bubbles / (1.0 + bubbles))[:, np.newaxis]
 
 
 def _sampled_frac(source: Source, is_in_situ: bool) -> float:

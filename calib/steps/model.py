@@ -13,34 +13,34 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..layers import Block
 from ..records import StepPredictions
 from ..regressors import Z_90
 from ..timeline import (
-    Compiled,
     Floats,
     Term,
+    compile_blocks,
     simulate_each,
-    simulate_least,
     simulate_long,
     spans,
     step_times,
 )
-from ..workload import RunConfig
+from ..workload import FIELDS, LayoutTable, RunConfig, groups
 from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
 from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, unseen_across
 from .launches import HOST_SCATTER_LOG
-from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
+from .layouts import Layouts, TermSlopes, doublings, idle_frac, layouts_of, releases_in
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
-from .priced_items import SCALE, Constant, PricedItems, priced_items
+from .priced_items import SCALE, Constant, priced_items
 from .scales import (
     BOOST,
+    CONTENTION,
     EFFECT_SIGMA_LOG,
     FLOOR,
     GROWTH,
     RELEASE,
     effects_of,
-    releases_of,
 )
 from .slices import layout_slices
 
@@ -48,7 +48,6 @@ ERROR_INFLATION = 1.8124611228 / Z_90
 """Factor on a deviation that puts 90 % of Student's distribution with 10 degrees of freedom within
 ``Z_90`` deviations."""
 
-_ROUNDING = 1e-9
 _PASSING = "level of the machine, from one hour to the next"
 MISFIT = "misfit of the running layout"
 OMISSION = "left out by the model"
@@ -57,6 +56,18 @@ UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 take one path between two ranks: on one public cluster they ran at 1 GB/s of the 45 that its cards
 promise, on another at twice the stated rate. Other groups use all cards, and lie within a factor of
 2 (ranks per node and nodes omitted from public tables: 5 to 30 %, with sockets 2 to 3 times)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Passes:
+    """Median times of blocks, and of the host around them, at the machine's constants."""
+
+    times_s: Floats
+    """Forward and backward pass of one micro-batch, shape (2, blocks)."""
+    hosts_s: Floats
+    """Host time of a forward pass, of a backward pass and of a step."""
+    scale_log: Callable[[LayoutTable], Floats]
+    """Change of each log step time by its nodes, release, waits and similar measured layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,16 +103,13 @@ class FittedSteps:
 
     def estimates(self, configs: Sequence[RunConfig]) -> list[StepEstimate]:
         """Return the steps of many layouts, in their order."""
-        estimates: dict[int, StepEstimate] = {}
+        if not configs:
+            return []
+        table, estimates = LayoutTable.of(configs), dict[int, StepEstimate]()
         # Layouts share operators, and an attention or product has a single time among them.
-        kernels = [
-            (c.is_attention_fused, *c.model.limits, c.is_without_tensor_cores, c.fp8)
-            for c in configs
-        ]
-        for kernel in dict.fromkeys(kernels):
-            places = [place for place, one in enumerate(kernels) if one == kernel]
-            layouts, theta = self._layouts([configs[place] for place in places])
-            estimates.update(zip(places, self._estimates(layouts, theta), strict=True))
+        for places in groups(table.coded(_kernels, FIELDS).codes):
+            layouts, theta = self._layouts(table.take(places))
+            estimates.update(zip(places.tolist(), self._estimates(layouts, theta), strict=True))
         return [estimates[place] for place in range(len(configs))]
 
     def predict(self, configs: Sequence[RunConfig]) -> StepPredictions:
@@ -113,61 +121,47 @@ class FittedSteps:
             high_s=np.array([one.high_s for one in estimates]),
         )
 
-    def median_times(self, configs: Sequence[RunConfig]) -> Floats:
+    def median_times(self, configs: Sequence[RunConfig] | LayoutTable) -> Floats:
         """Return the median step time of each layout, shape (layouts,), fast enough to rank
-        thousands."""
-        if not configs:
+        hundreds of thousands."""
+        if not len(configs):
             return np.empty(0)
-        return self._at_means(configs, simulate_long) * np.exp(self._discrepancy(configs)[0])
+        layouts, means = self._layouts(configs)
+        theta = means[:, np.newaxis]
+        times_s = step_times(layouts.compiled, layouts.timed(theta, simulate_long))
+        grown_s = (times_s * np.exp(layouts.growth_log(theta)))[:, 0]
+        return grown_s * np.exp(self._discrepancy(layouts.compiled.table)[0])
 
-    def least_times(self, configs: Sequence[RunConfig]) -> Floats:
-        """Return lower bounds in seconds on the median of any layout with these passes, shape
-        (layouts,), however its states are stored: without per-step work of a stage, and with stages
-        that only wait at the start and the end.
-
-        Layouts with a measured step may be faster.
-        """
-        if not configs:
-            return np.empty(0)
-        times_s = self._at_means(configs, simulate_least, passes_only=True)
-        return times_s * np.exp(self._discrepancy(configs)[0]) * (1 - _ROUNDING)
-
-    def _at_means(
-        self, configs: Sequence[RunConfig], run: Simulate, *, passes_only: bool = False
-    ) -> Floats:
-        """Return step times before the shared residual of similar layouts, shape (layouts,)."""
-        layouts = layouts_of(configs, self.base, passes_only=passes_only)
-        theta = self._means(layouts.constants)[:, np.newaxis]
-        times_s = step_times(layouts.compiled, layouts.timed(theta, run))
-        return (times_s * np.exp(layouts.growth_log(theta)))[:, 0]
-
-    def priced(self, compiled: Compiled) -> tuple[Floats, PricedItems, Floats]:
-        """Return the seconds of the items of compiled parts, shape (items, 1), the items, and the
-        constants that they are evaluated at."""
+    def passes(self, pairs: Sequence[tuple[Block, RunConfig]]) -> Passes:
+        """Return the passes of blocks, or of parts of some, each with a layout that it belongs
+        to."""
+        compiled = compile_blocks(pairs)
         priced = priced_items(compiled, self.base)
         theta = self._means(priced.constants)[:, np.newaxis]
-        return priced.time_s(theta), priced, theta
+        times_s = priced.time_s(theta)
+        blocks = compiled.sums.times(
+            times_s,
+            contention=1.0 + priced.named(theta, CONTENTION),
+            is_host_only=compiled.is_host_only,
+        )
+        hosts_s = times_s[list(compiled.hosts), 0] * (not pairs[0][1].is_step_replayed)
 
-    def growth(
-        self, config: RunConfig, priced: PricedItems, theta: Floats
-    ) -> Callable[[Floats], Floats]:
-        """Return a function from a stage's share of waiting to the change of log step time by
-        nodes, release and waiting, for layouts on this one's ranks."""
-        of_nodes = doublings(config) * float(priced.named(theta, GROWTH)[0])
-        of_release = float(self._means(releases_of(config)).sum())
-        boost = float(priced.named(theta, BOOST)[0]) * (config.device != "cpu")
-        return lambda idle_frac: of_nodes + of_release - boost * idle_frac
+        def scale_log(table: LayoutTable) -> Floats:
+            growth = float(priced.named(theta, GROWTH)[0]) * doublings(table)
+            releases, has_release = releases_in(table)
+            growth += (has_release @ self._means(releases))[:, np.newaxis]
+            growth -= float(priced.named(theta, BOOST)[0]) * idle_frac(table)
+            return growth[:, 0] + self._discrepancy(table)[0]
+
+        return Passes(
+            times_s=np.stack([blocks.forward_pass_s[:, 0], blocks.backward_pass_s[:, 0]]),
+            hosts_s=hosts_s,
+            scale_log=scale_log,
+        )
 
     def least_effect_log(self, config: RunConfig) -> float:
         """Return the least change of log work by the effects on a layout's layers."""
         return min(0.0, float(self._means(effects_of(config)).sum()))
-
-    def level_log(self, degrees: Floats) -> Floats:
-        """Return the expected residual of each log step time, given similar layouts, shape
-        (layouts,)."""
-        if self.posterior is None:
-            return np.zeros(len(degrees))
-        return self.posterior.discrepancy(degrees)[0]
 
     def measured_s(self, config: RunConfig) -> float | None:
         """Return the measured step of a layout; None if there is none."""
@@ -216,17 +210,18 @@ class FittedSteps:
 
     def _estimates(self, layouts: Layouts, theta: Floats) -> list[StepEstimate]:
         groups, slopes = layouts.slopes(theta, SLOPE_STEP, global_steps=self._moves(layouts))
-        discrepancy_log, discrepancy_sigma, pull = self._discrepancy(layouts.compiled.configs)
+        discrepancy_log, discrepancy_sigma, pull = self._discrepancy(layouts.compiled.table)
         errors, wider = self._errors(layouts, slopes, pull), self._inflation
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
         sources = dict(zip(layouts.compiled.items, layouts.priced.sources, strict=True))
         growth = layouts.growth_log(theta[:, np.newaxis])[:, 0]
         of_host = self._host_scatter(layouts, slopes)
+        configs = list(layouts.compiled.table.configs())
         out: dict[int, StepEstimate] = {}
         for group in groups:
             for row, place in enumerate(group.group.members.tolist()):
                 out[place] = step_estimate(
-                    layouts.compiled.configs[place],
+                    configs[place],
                     group,
                     row,
                     items_s=items_s,
@@ -259,7 +254,7 @@ class FittedSteps:
         waits_frac = np.maximum(slopes[:, layouts.constants.index((SCALE, FLOOR))], 0.0)
         is_blind = [
             self.posterior is None or not self.posterior.places(config)
-            for config in layouts.compiled.configs
+            for config in layouts.compiled.table.configs()
         ]
         closer = 1.0
         if self.posterior is not None:
@@ -270,7 +265,7 @@ class FittedSteps:
     def _inflation(self) -> float:
         return ERROR_INFLATION * (self.posterior.spread_factor if self.posterior else 1.0)
 
-    def _layouts(self, configs: Sequence[RunConfig]) -> tuple[Layouts, Floats]:
+    def _layouts(self, configs: Sequence[RunConfig] | LayoutTable) -> tuple[Layouts, Floats]:
         """Return the layouts and the means of their constants: the priors' if nothing is known."""
         layouts = layouts_of(configs, self.base)
         return layouts, self._means(layouts.constants)
@@ -281,15 +276,15 @@ class FittedSteps:
         known = dict(zip(self.posterior.constants, self.posterior.theta.tolist(), strict=True))
         return np.array([known.get(name, 0.0) for name in constants])
 
-    def _discrepancy(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
+    def _discrepancy(self, table: LayoutTable) -> tuple[Floats, Floats, Floats]:
         if self.posterior is None:
-            return np.zeros(len(configs)), np.full(len(configs), MODEL_SIGMA_LOG), np.empty(0)
-        return self.posterior.discrepancy_of(configs)
+            return np.zeros(len(table)), np.full(len(table), MODEL_SIGMA_LOG), np.empty(0)
+        return self.posterior.discrepancy_of(table)
 
     def _errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
         """Return independent errors of log step times, one deviation each."""
         along = self._slope_errors(layouts, slopes, pull)
-        configs = layouts.compiled.configs
+        configs = layouts.compiled.table.configs()
         is_open = bool(self.misfit_log or self.unrun_log)
         is_unrun = np.array([is_open and not self._has_run(one) for one in configs], float)
         omission = np.maximum(self.omission_log, self.unrun_log * is_unrun) / Z_90
@@ -357,7 +352,7 @@ class FittedSteps:
         places = [layouts.constants.index((SCALE, name)) for name in SPANNED]
         share = np.maximum(slopes[:, places], 0.0)
         wider = np.log1p(share * np.expm1([UNSEEN_SIGMA_LOG[name] for name in SPANNED]))
-        return wider * unseen_across(layouts.compiled.configs, known)
+        return wider * unseen_across(list(layouts.compiled.table.configs()), known)
 
 
 def fit_steps(
@@ -394,6 +389,12 @@ class _Errors:
         """Return the nonzero errors of one row, times a factor."""
         pairs = zip(self.names, self.logs[place].tolist(), strict=True)
         return {name: factor * log for name, log in pairs if log}
+
+
+def _kernels(config: RunConfig) -> tuple[object, ...]:
+    """Return the settings that the kernels of operators depend on besides their shapes."""
+    is_fused, is_wide = config.is_attention_fused, config.is_without_tensor_cores
+    return is_fused, *config.model.limits, is_wide, config.fp8
 
 
 def _unseen(name: str) -> str:

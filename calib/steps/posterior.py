@@ -15,13 +15,12 @@ import numpy as np
 
 from ..regressors import robust_minimum
 from ..timeline import Floats, step_times
-from ..workload import RunConfig
+from ..workload import FIELDS, Column, LayoutTable, RunConfig
 from .known_steps import (
+    DEGREES,
     SHARED_FRAC,
     KnownStep,
     correlations,
-    degree_correlations,
-    degrees_of,
     measured_places,
     same_layout,
     similarity,
@@ -83,16 +82,30 @@ class LayoutPosterior:
     measured: Mapping[RunConfig, tuple[int, ...]]
     """Indices of the steps of each layout that was measured here."""
 
-    def discrepancy_of(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
-        """Return the ``discrepancy`` of layouts; that of a measured layout includes its own
-        measurement."""
-        correlation = similarity(configs, self.known)
-        degrees = {_degrees(config) for config in self.known}
-        for row, config in enumerate(configs):
-            if _degrees(config) in degrees:  # few are, and looking up each costs more
-                places = self.places(config)
-                correlation[row, list(places)] += (1.0 - SHARED_FRAC) / max(1, len(places))
-        return self._discrepancy(correlation)
+    def discrepancy_of(self, table: LayoutTable) -> tuple[Floats, Floats, Floats]:
+        """Return the expected residuals of layouts: logs and deviations, shape (layouts,), and pull
+        on each constant. That of a measured layout includes its own measurement."""
+        measured = self._measured(table)
+        firsts, places = table.distinct(("model", *DEGREES), measured.codes)
+        correlation = similarity(table.take(firsts), self.known)
+        for row, code in enumerate(measured.codes[firsts].tolist()):
+            if steps := measured.values[code]:
+                correlation[row, list(steps)] += (1.0 - SHARED_FRAC) / len(steps)
+        logs, sigmas, pull = self._discrepancy(correlation)
+        return logs[places], sigmas[places], pull[places]
+
+    def _measured(self, table: LayoutTable) -> Column[tuple[int, ...]]:
+        """Return the indices of each layout's own steps as a column."""
+        degrees = np.stack([table.numbers(name) for name in DEGREES], axis=1)
+        known = LayoutTable.of(self.known)
+        others = np.stack([known.numbers(name) for name in DEGREES], axis=1)
+        # Few layouts have the degrees of a measured one, and looking up each costs more.
+        near = np.flatnonzero((degrees[:, np.newaxis] == others).all(axis=2).any(axis=1))
+        codes = np.zeros(len(table), dtype=np.int64)
+        of_near = table.take(near).coded(self.places, FIELDS)
+        values = ((), *of_near.values)
+        codes[near] = 1 + of_near.codes
+        return Column(values=values, codes=codes)
 
     def sigma_of(self, constant: Constant) -> float:
         """Return the deviation of a constant's log."""
@@ -102,28 +115,19 @@ class LayoutPosterior:
         """Return the indices of the steps of a layout that were measured here."""
         return self.measured.get(same_layout(config), ())
 
-    def discrepancy(self, degrees: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return the expected residuals of layouts with these degrees: logs, deviations, and pull
-        on each constant."""
-        return self._discrepancy(degree_correlations(degrees, degrees_of(self.known)))
-
     def _discrepancy(self, correlation: Floats) -> tuple[Floats, Floats, Floats]:
         """Return logs, deviations and pull; the run's free level, if any, is included in the logs
         and the pull."""
         shared = self.sigma_log**2 * correlation
-        weighed = shared @ self.weights
+        # Unlike products of BLAS, these do not depend on how many rows there are.
+        weighed = np.einsum("ck,kj->cj", shared, self.weights)
         variance = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, shared)
-        logs, pull = weighed @ self.residuals, weighed @ self.slopes
+        logs = np.einsum("ck,k->c", weighed, self.residuals)
+        pull = np.einsum("ck,kj->cj", weighed, self.slopes)
         if LEVEL in self.constants:
             place = self.constants.index(LEVEL)
             logs, pull[:, place] = logs + self.theta[place], pull[:, place] - 1.0
         return logs, np.sqrt(np.maximum(variance, 0.0)), pull
-
-
-def _degrees(config: RunConfig) -> tuple[int, ...]:
-    """Return a key that is equal for layouts that ``same_layout`` maps to one."""
-    par = config.parallelism
-    return (par.tp, par.pp, par.dp, par.cp, par.ep, config.batch.micro_batch_size)
 
 
 def posterior_of(

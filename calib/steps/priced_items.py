@@ -137,7 +137,7 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     estimates = _as_run(compiled, base)
     out, bytes_per_s = estimates.time_s.copy(), base.conditions.bytes_per_s
     sigma_log = estimates.sigma_log.copy()
-    splits, device = _splits(compiled), compiled.configs[0].device
+    splits, device = _splits(compiled), compiled.table.base.device
     for place, item in enumerate(compiled.items):
         if not isinstance(item, Operator) or estimates.sources[place] is not Source.PRIOR:
             continue

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -20,17 +21,19 @@ from ..layers import (
     gradient_uses,
     host_pass,
     p2p_call,
+    shard_key,
     step_operators,
 )
 from ..workload import (
     Collective,
-    Fp8Recipe,
     GroupRole,
-    ModelShape,
+    LayoutTable,
     Phase,
     Placement,
-    Recompute,
     RunConfig,
+    all_but,
+    distinct_rows,
+    groups,
 )
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
@@ -38,6 +41,7 @@ from .overlap import block_copies
 from .programs import Pipeline
 
 _Kind = TypeVar("_Kind", BlockKind, BlockVariant)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,7 +100,7 @@ class LayoutGroup:
 class Compiled:
     """Layouts ready for any number of evaluations."""
 
-    configs: tuple[RunConfig, ...]
+    table: LayoutTable
     items: tuple[Item, ...]
     blocks: tuple[Block, ...]
     block_configs: tuple[RunConfig, ...]
@@ -115,225 +119,215 @@ class Compiled:
         return list(zip(self.blocks, self.block_configs, strict=True))
 
 
-def compile_layouts(configs: Sequence[RunConfig], *, passes_only: bool = False) -> Compiled:
-    """Compile layouts to arrays. Raises ``ConfigError`` if CPU and accelerators are mixed.
-
-    ``passes_only`` leaves out the work of a stage that occurs once in a step.
-    """
-    return _Compiler(configs).compile(passes_only=passes_only)
+def compile_layouts(layouts: Sequence[RunConfig] | LayoutTable) -> Compiled:
+    """Compile layouts to arrays. Raises ``ConfigError`` if CPU and accelerators are mixed."""
+    compiler = _Compiler(LayoutTable.of(layouts))
+    return compiler.compiled(compiler.groups())
 
 
 def compile_blocks(pairs: Sequence[tuple[Block, RunConfig]]) -> Compiled:
     """Compile blocks, or parts of some, each with a layout that it belongs to, without stages and
-    pipelines.
-
-    Raises ``ConfigError`` if CPU and accelerators are mixed.
-    """
-    configs = [config for _, config in pairs]
-    return _Compiler(configs).of_blocks(pairs)
+    pipelines."""
+    compiler = _Compiler(LayoutTable.of([pairs[0][1]]))
+    compiler.made += pairs
+    return compiler.compiled([])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Composition:
+    """Blocks of the chunks of a layout."""
+
     variants: tuple[BlockVariant, ...]
     counts: tuple[tuple[int, ...], ...]
-    kind_counts: tuple[tuple[tuple[BlockKind, int], ...], ...]
-    """Counts by kind alone, which determine the parameters."""
+
+    @staticmethod
+    def of(config: RunConfig) -> _Composition:
+        chunks = [_added(chunk) for chunk in _chunks(config)]
+        variants = tuple(dict.fromkeys(variant for chunk in chunks for variant in chunk))
+        counts = tuple(tuple(chunk[variant] for variant in variants) for chunk in chunks)
+        return _Composition(variants=variants, counts=counts)
 
 
-_GroupKey = tuple[Pipeline, _Composition, bool, bool, bool, int]
+def _chunks(config: RunConfig) -> Iterator[tuple[tuple[BlockVariant, int], ...]]:
+    return (chunk_variants(config, chunk) for chunk in range(config.parallelism.num_chunks))
+
+
+_PIPELINE = (
+    *("pp", "vp", "dp", "micro_batch_size", "global_batch_size", "microbatch_group_size"),
+    *("overlaps_p2p", "overlaps_p2p_ends"),
+)
+_DEFERRED = ("defers_head_gradients", "head_deferral_limit", *_PIPELINE)
+_COMPOSITION = (
+    *("model", "pp", "vp", "chunk_layers", "recompute", "recompute_num_layers"),
+    *("fp8", "wide_layers"),
+)
+_OVERLAPS = ("overlaps_grad_reduce", "overlaps_param_gather", "gathers_beside_update")
+_SHARDS = (
+    *("is_optimizer_distributed", "sharding", "regathers_weights", "keeps_grads_whole"),
+    *("prefetches_backward", *_OVERLAPS, "dp", "pp", "num_optimizer_instances"),
+    *("is_pipeline_before_data", "reduces_grads_in_bf16", "sharded_update_calls", "device"),
+)
+_BLOCKS = all_but(
+    *("pp", "vp", "dp", "chunk_layers", "global_batch_size", "recompute_num_layers"),
+    *("recompute_span", "optimizer_offload_frac", "is_optimizer_distributed", "sharding"),
+    *("num_optimizer_instances", *_OVERLAPS),
+)
+_STEPS = all_but(
+    *("micro_batch_size", "global_batch_size", "recompute_modules", "recompute_num_layers"),
+    *("recompute", "recompute_span"),
+)
+_HOPS = (
+    *("model", "tp", "cp", "dp", "pp", "vp", "is_sequence_parallel", "ranks_per_node"),
+    *("is_pipeline_before_data", "micro_batch_size", "precision"),
+)
+_KindCounts = tuple[tuple[tuple[BlockKind, int], ...], ...]
+"""Blocks of each chunk by kind, which determine the parameters."""
+
+
+def _kind_counts(config: RunConfig) -> _KindCounts:
+    by_kind = (_added((kind, count) for (kind, *_), count in chunk) for chunk in _chunks(config))
+    return tuple(tuple(chunk.items()) for chunk in by_kind)
 
 
 class _Compiler:
-    def __init__(self, configs: Sequence[RunConfig]) -> None:
-        are_host_only = {config.device == "cpu" for config in configs}
-        if len(are_host_only) > 1:
+    def __init__(self, table: LayoutTable) -> None:
+        devices = {
+            device == "cpu" for device in table.coded(lambda c: c.device, ("device",)).values
+        }
+        if len(devices) > 1:
             raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
-        self._configs = configs
-        self._is_host_only = True in are_host_only
+        self._table = table
+        self._is_host_only = True in devices
         self._index = ItemIndex()
-        self._models: dict[ModelShape, int] = {}
-        self._model_numbers: dict[int, int] = {}
+        place = self._index.place
+        forward, backward = (host_pass(phase)[0] for phase in (Phase.FORWARD, Phase.BACKWARD))
+        _, (host_step, _) = step_operators(table.base, 0)
+        self._hosts = place(forward), place(backward), place(host_step)
         self._blocks: dict[Hashable, int] = {}
-        self._made: list[tuple[Block, RunConfig]] = []
-        self._steps: dict[Hashable, tuple[int, ...]] = {}
+        self.made: list[tuple[Block, RunConfig]] = []
         self._stage_places: dict[Hashable, int] = {}
         self._stages: list[dict[str, list[int]]] = []
         """Items of each distinct stage by field of ``StageSums``, in the order of their issue."""
         self._sent: dict[Hashable, dict[str, list[int]]] = {}
-        self._hop_places: dict[Hashable, list[int]] = {}
-        self._compositions: dict[Hashable, _Composition] = {}
 
-    def compile(self, *, passes_only: bool) -> Compiled:
-        hosts = self._hosts()
-        self._passes_only = passes_only
-        groups = [self._group(key, members) for key, members in self._grouped().items()]
-        return self._compiled(hosts, groups)
-
-    def of_blocks(self, pairs: Sequence[tuple[Block, RunConfig]]) -> Compiled:
-        hosts = self._hosts()
-        self._made += pairs
-        return self._compiled(hosts, [])
-
-    def _hosts(self) -> tuple[int, int, int]:
-        place = self._index.place
-        forward, _ = host_pass(Phase.FORWARD)
-        backward, _ = host_pass(Phase.BACKWARD)
-        _, (host_step, _) = step_operators(self._configs[0], 0)
-        return place(forward), place(backward), place(host_step)
-
-    def _compiled(self, hosts: tuple[int, int, int], groups: Sequence[LayoutGroup]) -> Compiled:
-        made = [block for block, _ in self._made]
-        copies = [block_copies(config, block.kind) for block, config in self._made]
+    def compiled(self, groups_of_layouts: Sequence[LayoutGroup]) -> Compiled:
+        made = [block for block, _ in self.made]
+        copies = [block_copies(config, block.kind) for block, config in self.made]
         sums = block_sums(made, self._index, copies)
         return Compiled(
-            configs=tuple(self._configs),
+            table=self._table,
             items=self._index.items,
-            blocks=tuple(made for made, _ in self._made),
-            block_configs=tuple(config for _, config in self._made),
+            blocks=tuple(made),
+            block_configs=tuple(config for _, config in self.made),
             sums=sums,
             stages=self._stage_sums(),
-            groups=tuple(groups),
-            hosts=hosts,
+            groups=tuple(groups_of_layouts),
+            hosts=self._hosts,
             is_host_only=self._is_host_only,
         )
 
-    def _grouped(self) -> dict[_GroupKey, list[int]]:
-        groups: dict[_GroupKey, list[int]] = {}
-        for place, config in enumerate(self._configs):
-            par = config.parallelism
-            overlaps = (par.overlaps_grad_reduce, par.overlaps_param_gather)
-            late = (par.gathers_beside_update, config.num_deferred_heads)
-            key = (pipeline_of(config), self._composition(config), *overlaps, *late)
-            groups.setdefault(key, []).append(place)
-        return groups
+    def groups(self) -> list[LayoutGroup]:
+        """Return the layouts by the shape of their pipeline."""
+        table = self._table
+        pipelines = table.coded(pipeline_of, _PIPELINE)
+        compositions = table.coded(_Composition.of, _COMPOSITION)
+        deferred = table.coded(lambda config: config.num_deferred_heads, _DEFERRED)
+        flags = [table.numbers(name) for name in (*_OVERLAPS, "is_optimizer_distributed")]
+        codes = [pipelines.codes, compositions.codes, deferred.codes, *flags]
+        blocks = table.each(_itself, _BLOCKS, *self._block_codes())
+        hops, stages = table.each(self._hops, _HOPS), self._steps()
+        graphs = ("uses_cuda_graphs", "cuda_graph_scope")
+        is_replayed = table.coded(lambda config: config.is_step_replayed, graphs)
+        out = []
+        for members in groups(distinct_rows(codes, len(table))[1]):
+            first = int(members[0])
+            pipeline, composition = pipelines.value(first), compositions.value(first)
+            reduces, gathers, hides_gathers, is_distributed = (bool(one[first]) for one in flags)
+            is_async = not self._is_host_only
+            of_blocks = partial(self._block_places, variants=composition.variants)
+            out.append(
+                LayoutGroup(
+                    members=members,
+                    pipeline=pipeline,
+                    counts=np.array(composition.counts, dtype=np.float64),
+                    blocks=_gathered(blocks, members, of_blocks),
+                    hops=_gathered(hops, members, _itself),
+                    stages=_gathered(stages, members, _itself).T,
+                    host_frac=_gathered(
+                        (is_replayed.values, is_replayed.codes), members, lambda one: [not one]
+                    ).astype(np.float64),
+                    deferred_frac=deferred.value(first) / pipeline.num_microbatches,
+                    hides_gathers_frac=is_async
+                    * hides_gathers
+                    * (1 - 1 / pipeline.num_virtual_stages),
+                    overlaps_reduces=is_async and reduces,
+                    overlaps_gathers=is_async and gathers,
+                    gathers_ahead=is_async and gathers and is_distributed,
+                )
+            )
+        return out
 
-    def _group(self, key: _GroupKey, members: list[int]) -> LayoutGroup:
-        pipeline, composition, overlaps_reduces, overlaps_gathers, hides_gathers, num_deferred = key
-        configs = [self._configs[place] for place in members]
-        hops = np.array([self._hops(config) for config in configs], dtype=np.int64)
-        is_async = not self._is_host_only
-        return LayoutGroup(
-            members=np.array(members),
-            pipeline=pipeline,
-            counts=np.array(composition.counts, dtype=np.float64),
-            blocks=np.array([self._block_places(c, composition.variants) for c in configs]),
-            hops=hops.reshape(len(members), pipeline.num_chunks - 1),
-            stages=np.array([self._step(config, composition) for config in configs]).T,
-            host_frac=np.array([[float(not config.is_step_replayed)] for config in configs]),
-            deferred_frac=num_deferred / pipeline.num_microbatches,
-            hides_gathers_frac=is_async * hides_gathers * (1 - 1 / pipeline.num_virtual_stages),
-            overlaps_reduces=is_async and overlaps_reduces,
-            overlaps_gathers=is_async and overlaps_gathers,
-            gathers_ahead=is_async
-            and overlaps_gathers
-            and configs[0].parallelism.is_optimizer_distributed,
-        )
-
-    def _composition(self, config: RunConfig) -> _Composition:
-        experts = config.model.experts
-        key = (
-            config.model.num_layers,
-            config.model.num_prediction_layers,
-            None if experts is None else experts.layer_pattern,
-            config.model.layer_kinds,
-            config.parallelism.pp,
-            config.parallelism.vp,
-            config.parallelism.chunk_layers,
-            config.recompute is Recompute.FULL,
-            config.recompute_num_layers,
-            config.wide_layers if config.fp8 is not Fp8Recipe.NONE else None,
-        )
-        composition = self._compositions.get(key)
-        if composition is None:
-            chunks = [
-                _added(chunk_variants(config, chunk))
-                for chunk in range(config.parallelism.num_chunks)
-            ]
-            variants = tuple(dict.fromkeys(variant for chunk in chunks for variant in chunk))
-            counts = tuple(tuple(chunk[variant] for variant in variants) for chunk in chunks)
-            kinds = [_added((kind, n) for (kind, *_), n in chunk.items()) for chunk in chunks]
-            kind_counts = tuple(tuple(chunk.items()) for chunk in kinds)
-            composition = _Composition(variants=variants, counts=counts, kind_counts=kind_counts)
-            self._compositions[key] = composition
-        return composition
-
-    def _block_places(self, config: RunConfig, variants: Sequence[BlockVariant]) -> list[int]:
-        # A host runs ahead from one pass into the next unless a pipeline's messages stop it.
-        key = (self._model(config), config.parallelism.pp > 1, *block_key(config)[1:])
+    def _block_places(self, config: RunConfig, *, variants: Sequence[BlockVariant]) -> list[int]:
+        key = block_key(config)
         out = []
         for variant in variants:
             place = self._blocks.get((key, variant))
             if place is None:
-                place = self._blocks[key, variant] = len(self._made)
+                place = self._blocks[key, variant] = len(self.made)
                 kind, is_recomputed, is_wide = variant
                 made = block(config, kind, is_recomputed=is_recomputed, is_wide=is_wide)
-                self._made.append((made, config))
+                self.made.append((made, config))
             out.append(place)
         return out
-
-    def _model(self, config: RunConfig) -> int:
-        """Return a number for the model: hashing one takes as long as everything else of a
-        layout."""
-        number = self._model_numbers.get(id(config.model))
-        if number is None:
-            number = self._models.setdefault(config.model, len(self._models))
-            self._model_numbers[id(config.model)] = number
-        return number
 
     def _hops(self, config: RunConfig) -> list[int]:
         par = config.parallelism
         if par.num_chunks == 1:
             return []
-        key = (
-            self._model(config),
-            *(par.tp, par.cp, par.dp, par.pp, par.is_sequence_parallel, par.ranks_per_node),
-            *(par.is_pipeline_before_data, config.batch.micro_batch_size, config.precision),
-        )
-        places = self._hop_places.get(key)
-        if places is None:
-            calls = [p2p_call(config, stage, Collective.SEND) for stage in range(par.pp)]
-            places = self._hop_places[key] = [self._index.place(call) for call in calls]
-        return (places * par.vp)[: par.num_chunks - 1]
+        calls = [p2p_call(config, stage, Collective.SEND) for stage in range(par.pp)]
+        return ([self._index.place(call) for call in calls] * par.vp)[: par.num_chunks - 1]
 
-    def _step(self, config: RunConfig, composition: _Composition) -> tuple[int, ...]:
-        if self._passes_only:
-            self._stages = self._stages or [{field.name: [] for field in fields(StageSums)}]
-            return (0,) * config.parallelism.pp
-        # Everything that the transfers and operators of a step depend on.
-        model, par = self._model(config), config.parallelism
+    def _block_codes(self) -> list[Ints]:
+        """Return columns of what blocks depend on besides ``_BLOCKS``: their sharding, and whether
+        there are other stages and other micro-batches."""
+        shards = self._table.coded(shard_key, _SHARDS)
+        has_others = self._table.numbers("pp") > 1, self._table.num_microbatches > 1
+        return [shards.codes, *(one.astype(np.int64) for one in has_others)]
+
+    def _steps(self) -> tuple[list[list[int]], Ints]:
+        """Return the stages of each distinct layout as rows of the stage sums, and the index of
+        each layout among these."""
+        kinds = self._table.coded(_kind_counts, _COMPOSITION)
+        firsts, places = self._table.distinct(_STEPS, kinds.codes)
+        steps = [self._step(self._table.config(row), kinds.value(row)) for row in firsts.tolist()]
+        return steps, places
+
+    def _step(self, config: RunConfig, kind_counts: _KindCounts) -> list[int]:
+        par, last = config.parallelism, config.parallelism.pp - 1
+        # Gathering ahead, sharding of the update and its place do not change the reductions.
+        is_ahead = par.overlaps_param_gather and config.model.experts is not None
         sent = (
-            *(config.precision, config.reduces_grads_in_bf16, config.keeps_fp8_params),
+            *(config.model, replace(par, overlaps_param_gather=is_ahead), config.precision),
+            *(config.reduces_grads_in_bf16, config.fp8, config.keeps_fp8_params),
             config.wide_layers if config.keeps_fp8_params else None,
-            *(composition.kind_counts, config.sharded_update_calls, config.optimizer_state_nbytes),
         )
-        offload = (config.optimizer_offload_frac, config.overlaps_optimizer_offload)
-        key = (model, par, *sent, *offload)
-        stage_places = self._steps.get(key)
-        if stage_places is None:
-            last = par.pp - 1
-            # Gathering ahead and sharding of the update do not change the reductions.
-            is_ahead = par.overlaps_param_gather and config.model.experts is not None
-            transfer_key = (model, replace(par, overlaps_param_gather=is_ahead), *sent)
-            places = []
-            for stage in range(last + 1):
-                chunks = composition.kind_counts[stage :: last + 1]
-                like = (key, chunks, stage in (0, last))
-                if like not in self._stage_places:
-                    self._stage_places[like] = len(self._stages)
-                    items = self._sent_of(config, stage, (transfer_key, chunks, stage in (0, last)))
-                    (optimizer, _), _ = step_operators(config, stage)
-                    self._stages.append({**items, "optimizer": [self._index.place(optimizer)]})
-                places.append(self._stage_places[like])
-            stage_places = self._steps[key] = tuple(places)
-        return stage_places
-
-    def _sent_of(self, config: RunConfig, stage: int, key: Hashable) -> dict[str, list[int]]:
-        """Return the items of the transfers of a stage, by field of ``StageSums``."""
-        items = self._sent.get(key)
-        if items is None:
-            items = self._sent[key] = self._transfers(config, stage)
-        return items
+        update = (
+            *(par.overlaps_param_gather, config.optimizer_offload_frac),
+            *(config.overlaps_optimizer_offload, config.sharded_update_calls),
+            *(config.optimizer_state_nbytes, kind_counts if config.sharded_update_calls else None),
+        )
+        places = []
+        for stage in range(last + 1):
+            like = (sent, kind_counts[stage :: last + 1], stage in (0, last))
+            if like not in self._sent:
+                self._sent[like] = self._transfers(config, stage)
+            place = self._stage_places.setdefault((like, update), len(self._stages))
+            if place == len(self._stages):
+                (optimizer, _), _ = step_operators(config, stage)
+                update_items = [self._index.place(optimizer)]
+                self._stages.append({**self._sent[like], "optimizer": update_items})
+            places.append(place)
+        return places
 
     def _transfers(self, config: RunConfig, stage: int) -> dict[str, list[int]]:
         place = self._index.place
@@ -378,6 +372,21 @@ def pipeline_of(config: RunConfig) -> Pipeline:
         overlaps_p2p=par.overlaps_p2p,
         overlaps_p2p_ends=par.overlaps_p2p_ends,
     )
+
+
+def _itself(value: _T) -> _T:
+    return value
+
+
+def _gathered(
+    part: tuple[Sequence[_T], Ints], members: Ints, row_of: Callable[[_T], Sequence[int]]
+) -> Ints:
+    """Return ``row_of`` the value of each member, shape (members, ...); values come as a list and
+    the index in it of each layout."""
+    values, places = part
+    used, codes = np.unique(places[members], return_inverse=True)
+    rows = [row_of(values[place]) for place in used.tolist()]
+    return np.array(rows, dtype=np.int64)[codes]
 
 
 def _added(pairs: Iterable[tuple[_Kind, int]]) -> Counter[_Kind]:

@@ -233,7 +233,7 @@ def evaluate(
 
 def step_times(compiled: Compiled, groups: list[GroupTimes]) -> Floats:
     """Return step times in the order of the layouts, shape (layouts, alternatives)."""
-    out = np.empty((len(compiled.configs), groups[0].total_s.shape[1]))
+    out = np.empty((len(compiled.table), groups[0].total_s.shape[1]))
     for group_times in groups:
         out[group_times.group.members] = group_times.total_s
     return out

@@ -325,33 +325,6 @@ def cost_tables(costs: PipelineCosts) -> dict[Duration, Floats]:
     }
 
 
-def least_makespans(
-    forward_s: Floats,
-    backward_s: Floats,
-    num_microbatches: int | NDArray[np.int64],
-    *,
-    num_stages: int,
-    message_s: Floats | float = 0.0,
-) -> Floats:
-    """Return a lower bound in seconds on any schedule, shape (alternatives,), in closed form.
-
-    A stage begins when a micro-batch has passed those before it, runs all its passes in sequence,
-    and the last gradient passes the earlier stages once more. Passes have shape (chunks,
-    alternatives), messages of one direction (chunks - 1, alternatives).
-
-    >>> ones = np.ones((4, 1))
-    >>> least_makespans(ones, 2 * ones, 8, num_stages=4).tolist()
-    [33.0]
-    """
-    chunks = np.stack([forward_s, backward_s]).reshape(2, -1, num_stages, forward_s.shape[-1])
-    busy = num_microbatches * chunks.sum(axis=(0, 1))
-    way = chunks[0, 0, :-1] + chunks[1, 0, :-1]
-    hops = np.broadcast_to(message_s, (len(forward_s) - 1, forward_s.shape[-1]))
-    before = np.cumsum(way + 2 * hops[: num_stages - 1], axis=0)
-    busy[1:] += before
-    return busy.max(axis=0)
-
-
 def _columns(values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     return array[:, np.newaxis] if array.ndim == 1 else array

@@ -11,7 +11,6 @@ event that reads it, so that the rows of a block of columns stay in a cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,7 +26,6 @@ from .graph import (
     TaskEvent,
     cost_tables,
     event_graph,
-    least_makespans,
 )
 from .programs import Pipeline, TaskKind
 
@@ -128,23 +126,6 @@ def spans(costs: PipelineCosts, pipeline: Pipeline | int) -> tuple[Span, ...]:
             for stage in _shown_on(event)
         ]
     return tuple(sorted(out, key=lambda span: (span.start_s, span.stage, span.end_s)))
-
-
-def simulate_least(runs: Sequence[tuple[PipelineCosts, Pipeline]]) -> list[Simulation]:
-    """Return lower bounds on the ends of each run, without the times in between."""
-    simulations = []
-    for costs, pipeline in runs:
-        least_s = least_makespans(
-            costs.forward_s,
-            costs.backward_s,
-            pipeline.num_microbatches,
-            num_stages=pipeline.num_stages,
-            message_s=np.minimum(costs.activation_s, costs.gradient_s),
-        )
-        end_s = np.broadcast_to(least_s, costs.start_s.shape)
-        nothing = np.zeros_like(end_s)
-        simulations.append(Simulation(end_s=end_s, compute_s=nothing, transfer_s=nothing))
-    return simulations
 
 
 def _checked(costs: PipelineCosts, pipeline: Pipeline | int) -> Pipeline:

@@ -61,7 +61,15 @@ if TYPE_CHECKING:
         takes_options,
     )
     from .config_json import Encoded, decode, encode, encode_fields
-    from .layout_table import FIELDS, Column, Ints, LayoutTable, all_but, distinct_rows
+    from .layout_table import (
+        FIELDS,
+        Column,
+        Ints,
+        LayoutTable,
+        all_but,
+        distinct_rows,
+        groups,
+    )
     from .model_shape import (
         ATTENTION_SYMBOLS,
         EXPERTS_SYMBOL,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,21 +33,32 @@ _MOST_FREE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Column:
+class Column(Generic[_T]):
     """One field of all layouts: its distinct values, and the index among them of each layout."""
 
-    values: tuple[Any, ...]
+    values: tuple[_T, ...]
     codes: Ints
 
     @staticmethod
-    def of_numbers(numbers: Sequence[float] | Ints | NDArray[np.bool_]) -> Column:
+    def of_numbers(numbers: Sequence[float] | Ints | NDArray[np.bool_]) -> Column[float]:
         """Return the column of some numbers or flags."""
         values, codes = np.unique(np.asarray(numbers), return_inverse=True)
         return Column(values=tuple(values.tolist()), codes=codes)
 
-    def take(self, rows: Ints) -> Column:
+    def merged(self) -> Column[_T]:
+        """Return the column with one code for equal values, of those that some layout has."""
+        used, places = np.unique(self.codes, return_inverse=True)
+        numbers: dict[_T, int] = {}
+        codes = [numbers.setdefault(self.values[code], len(numbers)) for code in used.tolist()]
+        return Column(values=tuple(numbers), codes=np.array(codes, dtype=np.int64)[places])
+
+    def take(self, rows: Ints) -> Column[_T]:
         """Return the column of some layouts, by index."""
         return Column(values=self.values, codes=self.codes[rows])
+
+    def value(self, row: int) -> _T:
+        """Return the value of one layout."""
+        return self.values[self.codes[row]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,7 +71,7 @@ class LayoutTable:
 
     base: RunConfig
     """A layout with the values of all fields that do not vary."""
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Column[Any]]
     """Fields that vary, by their names in ``FIELDS``."""
     num_rows: int
 
@@ -68,8 +79,10 @@ class LayoutTable:
         return self.num_rows
 
     @staticmethod
-    def of(configs: Sequence[RunConfig]) -> LayoutTable:
-        """Return the table of some layouts, at least one."""
+    def of(configs: Sequence[RunConfig] | LayoutTable) -> LayoutTable:
+        """Return the table of some layouts, at least one; a table is returned as it is."""
+        if isinstance(configs, LayoutTable):
+            return configs
         columns = {}
         for name in FIELDS:
             value_of = attrgetter(_PATHS[name])
@@ -77,9 +90,7 @@ class LayoutTable:
             values = [value_of(config) for config in configs]
             if all(value is first or value == first for value in values):
                 continue
-            numbers: dict[Any, int] = {}
-            codes = [numbers.setdefault(value, len(numbers)) for value in values]
-            columns[name] = Column(values=tuple(numbers), codes=np.array(codes, dtype=np.int64))
+            columns[name] = Column(values=tuple(values), codes=np.arange(len(configs))).merged()
         return LayoutTable(base=configs[0], columns=columns, num_rows=len(configs))
 
     def config(self, row: int) -> RunConfig:
@@ -104,12 +115,18 @@ class LayoutTable:
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         return LayoutTable(base=self.base, columns=columns, num_rows=len(rows))
 
-    def numbers(self, name: str) -> Ints:
-        """Return the values of a field of whole numbers or flags, shape (layouts,)."""
+    def column(self, name: str) -> Column[Hashable]:
+        """Return a field of all layouts, whether it varies or not."""
         column = self.columns.get(name)
         if column is not None:
-            return np.array(column.values, dtype=np.int64)[column.codes]
-        return np.full(len(self), attrgetter(_PATHS[name])(self.base), dtype=np.int64)
+            return column
+        value = attrgetter(_PATHS[name])(self.base)
+        return Column(values=(value,), codes=np.zeros(len(self), dtype=np.int64))
+
+    def numbers(self, name: str) -> Ints:
+        """Return the values of a field of whole numbers or flags, shape (layouts,)."""
+        column = self.column(name)
+        return np.array(column.values, dtype=np.int64)[column.codes]
 
     def distinct(
         self, names: Sequence[str], *others: NDArray[np.int64 | np.bool_]
@@ -129,6 +146,17 @@ class LayoutTable:
         each layout's value in that list."""
         firsts, places = self.distinct(names, *others)
         return [value_of(self.config(first)) for first in firsts.tolist()], places
+
+    def coded(
+        self,
+        value_of: Callable[[RunConfig], _T],
+        names: Sequence[str],
+        *others: NDArray[np.int64 | np.bool_],
+    ) -> Column[_T]:
+        """Return ``value_of`` each layout as a column, as ``each`` does; equal values share a
+        code."""
+        values, places = self.each(value_of, names, *others)
+        return Column(values=tuple(values), codes=places).merged()
 
     @cached_property
     def num_microbatches(self) -> Ints:
@@ -173,3 +201,10 @@ def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]], num_rows: int) -> t
         joined = joined * width + (values - least)
         span *= width
     return joined, span
+
+
+def groups(places: Ints) -> Iterator[Ints]:
+    """Yield the rows of each place, in ascending order of places."""
+    order = np.argsort(places, kind="stable")
+    bounds = np.flatnonzero(np.diff(places[order])) + 1
+    yield from (part for part in np.split(order, bounds) if len(part))

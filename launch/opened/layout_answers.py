@@ -399,7 +399,7 @@ def _one_plan(
     layout_plan = made(question.keep)
     # Among several numbers of ranks, one without layouts is reported as a row; the running layout
     # may be the only one.
-    is_alone = any(proof.tally.evaluated for proof in layout_plan.proofs.values())
+    is_alone = any(tried.evaluated for tried in layout_plan.tried.values())
     if not (layout_plan.candidates or is_alone or question.why) and len(question.counts) < 2:
         raise ConfigError(no_layout_message(config, num_ranks, question))
     why = None

@@ -434,7 +434,7 @@ def plan_notes(plan: Plan) -> list[str]:
     assumptions for experts, layouts to try next, and the progress of the search."""
     notes = []
     reason = exclusion_reason(plan.running.config)
-    if number := sum(proof.cut.get(reason, 0) for proof in plan.proofs.values() if reason):
+    if number := sum(tried.cut.get(reason, 0) for tried in plan.tried.values() if reason):
         notes.append(f"{number:,} layouts excluded: {reason}")
     routed = {one.config.parallelism.ep: one.routing for one in plan.rows.values()}
     texts = [
@@ -445,8 +445,8 @@ def plan_notes(plan: Plan) -> list[str]:
     if texts:
         notes.append("routing: " + "; ".join(texts))
     searched = [
-        f"{proof.text} on {number} GPUs" if len(plan.proofs) > 1 else proof.text
-        for number, proof in plan.proofs.items()
+        f"{tried.text} on {number} GPUs" if len(plan.tried) > 1 else tried.text
+        for number, tried in plan.tried.items()
     ]
     if rows := [str(row) for row, one in enumerate(plan.candidates, 1) if one.conversion]:
         notes.append(f"rows {', '.join(rows)} cannot load the run's checkpoints; --show N says why")

@@ -96,8 +96,8 @@ def test_what_is_left_out_is_counted_with_its_reason(
     free, bound = free_plan(layout, planted), plan(running, model(planted))
     reason = exclusion_reason(running)
     assert all(option in reason for option in absent if option.startswith("--"))
-    cut = bound.proofs[8].cut[reason]
-    assert cut > 0 and cut + bound.proofs[8].num_layouts == free.num_layouts
+    cut = bound.tried[8].cut[reason]
+    assert cut > 0 and cut + bound.tried[8].num_layouts == free.num_layouts
     assert exclusion_reason(replace(running, absent=())) == ""
 
 

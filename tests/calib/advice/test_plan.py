@@ -48,10 +48,10 @@ def test_all_layouts_are_counted_of_each_number_of_ranks(
 ) -> None:
     result = plan(layout(tp=2, dp=2), steps_of(planted()), num_ranks=[2, 4])
     for number in (2, 4):
-        proof = result.proofs[number]
-        assert proof.is_proven
-        assert proof.tally.num_layouts == len(every_layout(layout(tp=2, dp=2), number))
-    assert result.num_layouts == sum(one.tally.num_layouts for one in result.proofs.values())
+        tried = result.tried[number]
+        assert tried.num_layouts == len(every_layout(layout(tp=2, dp=2), number))
+        assert not tried.not_tried
+    assert result.num_layouts == sum(one.num_layouts for one in result.tried.values())
     value = result.to_json()
     assert value["num_layouts"] == result.num_layouts
     assert [one["num_ranks"] for one in value["search"]] == [2, 4]
@@ -66,18 +66,18 @@ def test_only_what_is_asked_for_is_counted(
     config, keep = layout(tp=2, dp=2), LayoutConstraint.parse(text)
     result = plan(config, steps_of(planted()), keep=keep)
     wanted = sum(map(keep.allows, every_layout(config, 4)))
-    assert result.num_layouts == result.to_json()["search"][0]["num_asked"] == wanted > 0
-    assert f"{wanted:,} layouts (" in result.proofs[4].text
+    assert result.num_layouts == result.to_json()["search"][0]["num_layouts"] == wanted > 0
+    assert f"{wanted:,} layouts, " in result.tried[4].text
 
 
-def test_a_search_that_is_stopped_is_told_as_not_proven(
+def test_a_search_that_is_stopped_is_told_as_stopped(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     effort = Effort(is_stopped=lambda: True)
     result = plan(layout(tp=2, dp=2), steps_of(planted()), effort=effort)
-    (proof,) = result.proofs.values()
-    assert not proof.is_proven and proof.gap_frac > 0
-    assert result.to_json()["search"][0]["is_proven"] is False
+    (tried,) = result.tried.values()
+    assert tried.not_tried == tried.num_layouts
+    assert result.to_json()["search"][0]["not_tried"] == tried.not_tried
 
 
 def test_candidates_are_ranked_and_scaled_to_the_measured_step(

@@ -230,7 +230,7 @@ def test_where_nothing_is_faster_the_nearest_is_named_with_its_obstacle(faster: 
     line = faster_line(replace(faster, candidates=(slower,)), None)
     assert line.startswith("faster: nothing to offer among ")
     assert line.endswith(f"nearest is {layout_words(slower.config)} (+3.0 %): it is not faster")
-    none = faster_line(replace(faster, candidates=(), proofs={}), None)
+    none = faster_line(replace(faster, candidates=(), tried={}), None)
     assert none == "faster: nothing to offer among 0 layouts"
 
 

@@ -24,7 +24,7 @@ from forerun.calib.layers.model_size import model_flop_per_token
 from forerun.calib.layers.stage_work import collective_uses, stage_parameters
 from forerun.calib.memory.peak import memory, stage_memories
 from forerun.calib.memory.pipelines import needed_nbytes
-from forerun.calib.search.best_first import best_layouts
+from forerun.calib.search.best_layouts import best_layouts
 from forerun.calib.search.space import splits
 from forerun.calib.steps.base_times import prior_times, table_times
 from forerun.calib.steps.model import fit_steps

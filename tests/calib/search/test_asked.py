@@ -7,7 +7,7 @@ from every_layout import every_layout
 from tiny_shape import of_width, run_of
 
 from forerun.calib.arguments.short_names import LayoutConstraint
-from forerun.calib.search.cells import cells_of, num_variants
+from forerun.calib.search.cells import cells_of, choices_of, num_variants
 from forerun.calib.workload.config import Experts, Precision
 
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=512, is_grouped=True)
@@ -37,5 +37,5 @@ def test_every_layout_that_is_allowed_counts_once(
     every = every_layout(config, num_ranks)
     for text in CONSTRAINTS:
         keep = LayoutConstraint.parse(text)
-        number = num_variants(cells_of(config, num_ranks, keep), keep)
+        number = num_variants(choices_of(cells_of(config, num_ranks, keep), keep))
         assert number == sum(map(keep.allows, every)), text

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.errors import ConfigError
-from forerun.calib.search.cells import COLUMNS, Cells, cells_of, num_variants
+from forerun.calib.search.cells import Cells, cells_of, choices_of, num_variants
 from forerun.calib.search.space import (
     MOST_CONTEXT,
     MOST_VIRTUAL,
@@ -37,7 +38,7 @@ EXPERTS = Experts(num_experts=4, ffn_hidden_size=96)
 
 def evenly_split_layouts(cells: Cells) -> set[RunConfig]:
     """Layouts of cells whose stages hold equally many layers."""
-    return {one for one in cells.plain_layouts() if not one.parallelism.chunk_layers}
+    return {one for one in [*cells.plain.configs()] if not one.parallelism.chunk_layers}
 
 
 def accepted(make: Callable[..., RunConfig], **axes: Any) -> Iterator[RunConfig]:
@@ -59,7 +60,7 @@ def test_every_cell_runs_the_same_batch_on_the_ranks(
     cells = cells_of(layout(samples=samples, micro=1, device=GPU), num_ranks)
     configs = [cells.layout(place) for place in range(len(cells))]
     assert len(set(configs)) == len(configs)
-    for config, number in zip(configs, cells.num_microbatches.tolist(), strict=True):
+    for config, number in zip(configs, cells.table.num_microbatches.tolist(), strict=True):
         par = config.parallelism
         assert par.num_ranks == num_ranks and config.recompute is Recompute.NONE
         assert number * config.batch.micro_batch_size * par.dp == samples
@@ -98,18 +99,18 @@ def test_no_split_of_experts_is_missing(layout: Layout) -> None:
 
 
 def test_nothing_runs_over_more_context_on_a_cpu(layout: Layout) -> None:
-    assert {one.parallelism.cp for one in cells_of(layout(dp=4), 4).plain_layouts()} == {1}
+    assert {one.parallelism.cp for one in [*cells_of(layout(dp=4), 4).plain.configs()]} == {1}
     here = layout(dp=2, par={"cp": 2})
-    assert {one.parallelism.cp for one in cells_of(here, 4).plain_layouts()} == {1, 2}
+    assert {one.parallelism.cp for one in [*cells_of(here, 4).plain.configs()]} == {1, 2}
 
 
 def test_layers_that_do_not_split_evenly_still_have_pipelines(layout: Layout) -> None:
     config = layout(dp=4, model={"num_layers": 7})
-    results = {one.parallelism.chunk_layers for one in cells_of(config, 4).plain_layouts()}
+    results = {one.parallelism.chunk_layers for one in [*cells_of(config, 4).plain.configs()]}
     assert {(), (4, 3), (2, 2, 2, 1)} <= results
     assert all(sum(one) == 7 for one in results if one)
     alone = layout(dp=4, model={"num_layers": 7}, framework="torchtitan 0.2")
-    results = {one.parallelism.chunk_layers for one in cells_of(alone, 4).plain_layouts()}
+    results = {one.parallelism.chunk_layers for one in [*cells_of(alone, 4).plain.configs()]}
     assert results == {(), (4, 3), (2, 2, 2, 1)}
 
 
@@ -117,7 +118,7 @@ def test_two_stages_are_interleaved_only_where_messages_overlap(layout: Layout) 
     free = layout(pp=4, dp=2, model={"num_layers": 8})
     alone = layout(pp=4, dp=2, model={"num_layers": 8}, par={"overlaps_p2p": False})
     for config, expected in ((free, {1, 2, 4}), (alone, {1})):
-        pars = [one.parallelism for one in cells_of(config, 8).plain_layouts()]
+        pars = [one.parallelism for one in [*cells_of(config, 8).plain.configs()]]
         assert {par.vp for par in pars if par.pp == 2} == expected
         assert {par.vp for par in pars if par.pp == 4} == {1, 2}
 
@@ -126,7 +127,7 @@ def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
     """Transfers beside tp go with a split sequence."""
     par = {"is_sequence_parallel": True, "overlaps_tp": True}
     config = layout(tp=2, pp=2, samples=32, par=par, model={"num_layers": 8})
-    layouts = [one.parallelism for one in cells_of(config, 4).plain_layouts()]
+    layouts = [one.parallelism for one in [*cells_of(config, 4).plain.configs()]]
     assert {one.is_sequence_parallel for one in layouts if one.tp > 1} == {False, True}
     for one in layouts:
         assert one.overlaps_tp == one.is_sequence_parallel
@@ -160,31 +161,27 @@ def test_a_rule_that_left_something_out_is_counted(
 
 def test_no_virtual_stages_beyond_those_that_are_run(layout: Layout) -> None:
     config = layout(pp=2, model={"num_layers": 64})
-    vps = {one.parallelism.vp for one in cells_of(config, 2).plain_layouts()}
+    vps = {one.parallelism.vp for one in [*cells_of(config, 2).plain.configs()]}
     assert max(vps) == MOST_VIRTUAL
 
 
 def test_only_what_is_kept_is_split(layout: Layout) -> None:
     config = layout(dp=8, device=GPU)
-    whole = cells_of(config, 8).plain_layouts()
+    whole = [*cells_of(config, 8).plain.configs()]
     for text in ("tp=2|4", "cp=2", "pp=2,dp=4", "mbs=2", "vpp=2", "sp=on", "tp=4,sp=off"):
         keep = LayoutConstraint.parse(text)
-        configs = cells_of(config, 8, keep).plain_layouts()
+        configs = [*cells_of(config, 8, keep).plain.configs()]
         assert configs == [one for one in whole if keep.allows(one)] != []
 
 
 def test_rows_are_found_again_by_their_columns(layout: Layout) -> None:
     cells = cells_of(layout(dp=4), 4)
-    some = cells.subset(cells.columns["number"][::3])
-    assert some.plain_layouts() == cells.plain_layouts()[::3]
-    firsts, places = cells.distinct(cells.columns["tp"], cells.columns["pp"])
-    for name in ("tp", "pp"):
-        assert (cells.columns[name][firsts][places] == cells.columns[name]).all()
-    assert len(firsts) == len({(one.tp, one.pp) for one in _degrees(cells)})
+    some = cells.subset(np.arange(len(cells))[::3])
+    assert [*some.plain.configs()] == [*cells.plain.configs()][::3]
 
 
 def _degrees(cells: Cells) -> list[Any]:
-    return [one.parallelism for one in cells.plain_layouts()]
+    return [one.parallelism for one in [*cells.plain.configs()]]
 
 
 @pytest.mark.parametrize("per_node", [0, 2, 8])
@@ -199,7 +196,7 @@ def test_nodes_are_those_that_replicas_lie_on(layout: Layout, per_node: int) -> 
 def test_thousands_of_ranks_are_split(layout: Layout) -> None:
     """Though the running degrees over every cp would be more ranks than a layout may have."""
     cells = cells_of(layout(dp=2048, samples=2048, micro=1, device=GPU), 2048)
-    assert len(cells) and set(cells.columns["dp"].tolist()) >= {512, 1024, 2048}
+    assert len(cells) and set(cells.table.numbers("dp").tolist()) >= {512, 1024, 2048}
 
 
 def test_no_ranks_are_refused(layout: Layout) -> None:
@@ -236,8 +233,11 @@ def test_every_variant_of_every_search_can_be_built(
     model = {"experts": drawn.pop("experts")}
     config = layout(micro=1, samples=num_ranks * 2, par=degrees, model=model, **drawn)
     cells = cells_of(config, num_ranks)
-    assert len(cells) and num_variants(cells) >= len(cells)
-    firsts, _ = cells.distinct(*(cells.columns[n] for n in COLUMNS if n not in ("micro", "split")))
+    assert len(cells) and num_variants(choices_of(cells)) >= len(cells)
+    others = [
+        name for name in cells.table.columns if name not in ("micro_batch_size", "chunk_layers")
+    ]
+    firsts, _ = cells.table.distinct(others)
     for place in firsts.tolist():
         plain = cells.layout(place)
         assert plain.parallelism.num_ranks == num_ranks

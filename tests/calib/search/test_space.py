@@ -11,9 +11,7 @@ import pytest
 from every_sharding import other_shardings
 
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
-from forerun.calib.layers.blocks import BlockKind
 from forerun.calib.search.space import (
-    block_kinds,
     num_nodes,
     splits,
     states,
@@ -216,20 +214,3 @@ def test_the_running_split_stays(layout: Layout) -> None:
     assert split in splits(config, 4) and split not in splits(config, 2)
     hosted = replace(config, framework="torchtitan 0.2")
     assert splits(hosted, 4) == [(), split] and splits(hosted, 1) == [()]
-
-
-def test_kinds_of_blocks_are_those_of_the_model(layout: Layout) -> None:
-    experts = Experts(num_experts=4, ffn_hidden_size=96)
-    some = replace(experts, layer_pattern=(False, True, True, True))
-    ends = {BlockKind.EMBEDDING, BlockKind.HEAD}
-    cases = [
-        ({}, {BlockKind.LAYER}),
-        ({"experts": experts}, {BlockKind.EXPERT_LAYER}),
-        ({"experts": some}, {BlockKind.LAYER, BlockKind.EXPERT_LAYER}),
-        (
-            {"num_prediction_layers": 1},
-            {BlockKind.LAYER, BlockKind.EMBEDDING_COPY, BlockKind.PREDICTION},
-        ),
-    ]
-    for model, expected in cases:
-        assert set(block_kinds(layout(model=model))) == ends | expected

@@ -20,7 +20,6 @@ from forerun.calib.steps.known_steps import (
     MEASURED_SIGMA_LOG,
     KnownStep,
     correlations,
-    degrees_of,
     similarity,
 )
 from forerun.calib.steps.layouts import layouts_of
@@ -37,6 +36,7 @@ from forerun.calib.workload.config import (
     PositionEmbedding,
     RunConfig,
 )
+from forerun.calib.workload.layout_table import LayoutTable
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 BASE = prior_times("A100", is_attention_fused=True)
@@ -269,7 +269,7 @@ def test_what_one_layout_leaves_tells_of_another_as_far_as_they_are_alike() -> N
     fit = fitted(known).posterior
     assert fit is not None
     near, far = row(micro=4), row(tp=4, pp=4, micro=8, layers=24)
-    logs, sigmas, _ = fit.discrepancy(degrees_of(configs([near, far])))
+    logs, sigmas, _ = fit.discrepancy_of(LayoutTable.of(configs([near, far])))
     shared = similarity(configs([near, far]), configs(known))[:, 0]
     assert shared == pytest.approx([0.8 * math.exp(-1 / 4), shared[1]])
     assert shared[1] < 0.6 * shared[0]

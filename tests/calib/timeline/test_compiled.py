@@ -33,7 +33,7 @@ EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=64, layer_pattern=(Fal
 def many(layout: Layout) -> list[RunConfig]:
     par = {"is_sequence_parallel": True, "is_optimizer_distributed": True}
     config = layout(tp=2, dp=2, device=GPU, model={"num_layers": 8}, par=par)
-    return cells_of(config, 4).plain_layouts()
+    return [*cells_of(config, 4).plain.configs()]
 
 
 def test_layouts_together_take_what_each_takes_alone(
