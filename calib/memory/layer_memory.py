@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,19 +27,6 @@ class LayerBytes:
     """Bytes beyond ``saved`` at the peak of the layer's backward pass."""
     recompute_working: Floats
     """Bytes beyond the layer's input at that peak, if the whole layer is recomputed first."""
-
-    def take(self, settings: Ints, places: Ints) -> LayerBytes:
-        """Return the bytes of some layouts, by setting and place."""
-        return LayerBytes(**columns(self, settings * self.saved.shape[1] + places))
-
-    def beside(self, *, added: Number, freed: Number) -> LayerBytes:
-        """Return the bytes if further bytes are saved, and some are freed before the backward
-        pass."""
-        return LayerBytes(
-            saved=self.saved + added,
-            working=np.maximum(self.working - freed, 0.0),
-            recompute_working=self.recompute_working,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +63,7 @@ class PartBytes:
         names = (one.name for one in fields(PartBytes))
         return PartBytes(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
-    def layer(self, input_nbytes: Floats) -> LayerBytes:
+    def layer(self, input_nbytes: Number) -> LayerBytes:
         """Return the bytes of a layer that has no other parts."""
         working = np.maximum(self.in_mlp, self.in_attention) + 2 * self.copied
         return LayerBytes(
@@ -87,7 +74,7 @@ class PartBytes:
         )
 
 
-def columns(record: DataclassInstance, places: Ints) -> dict[str, Any]:
+def columns(record: DataclassInstance, places: Ints) -> dict[str, Floats]:
     """Return the entries of a record's arrays at some places, and its plain numbers, by name."""
     numbers = {one.name: getattr(record, one.name) for one in fields(record)}
     return {

@@ -16,10 +16,8 @@ from ..layers import (
     RecomputeOption,
     added_saved_nbytes,
     block,
-    block_numel,
     layer_kind,
     layer_kinds,
-    norm_module,
 )
 from ..workload import (
     Batch,
@@ -37,7 +35,7 @@ from .activations import layer_part, routed_part, sizes
 from .layer_memory import LayerBytes, PartBytes, columns
 from .states import Number
 
-_Record = TypeVar("_Record", "EndWeights", "LayerWeights", "_OfMicrobatch")
+_Record = TypeVar("_Record", "ModuleBytes", "ModuleWeights")
 
 _ATTENTION_PRODUCTS = frozenset(
     {OperatorKind.LINEAR_QKV, OperatorKind.LINEAR_PROJ, OperatorKind.LINEAR}
@@ -75,10 +73,9 @@ _MICROBATCH = ("tp", "cp", "is_sequence_parallel", "micro_batch_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleBytes:
-    """Bytes of one of each module in some layouts, shape (layouts,) each."""
+    """Activation bytes of one of each module but layers, and what they follow from."""
 
-    layers: Mapping[BlockKind, LayerBytes]
-    """Each kind of layer that the model has."""
+    split_tokens: Number
     layer_input: Number
     embedding_saved: Number
     embedding_grad: Number
@@ -88,76 +85,49 @@ class ModuleBytes:
     loss: Number
     """Working bytes beyond saved tensors, from logits to the gradient of the output product."""
     head_scratch: Number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerWeights:
-    """Parameters of one layer, and bytes beside them that stay for the whole run."""
-
-    numel: Number
-    """Parameters without those of experts."""
-    expert_numel: Number
-    copies: Number
-    """Copies of a layer's weights in 8 bits, less the weights that they replace."""
-    scratch: Number
-    """Placeholders for weight gradients that only this kind has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EndWeights:
-    """Parameters outside the layers, and bytes that stay on every stage for the whole run."""
-
-    embedding_numel: Number
-    vocabulary_numel: Number
-    norm_numel: Number
-    prediction_numel: Number
-    prediction_expert_numel: Number
-    scratch: Number
-    """Placeholders for weight gradients that are accumulated in place, and workspaces."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _OfMicrobatch:
-    """Bytes that follow from a micro-batch and its split within a layer, without any layer."""
-
-    split_tokens: Number
-    layer_input: Number
-    embedding_saved: Number
-    embedding_grad: Number
-    head_saved: Number
-    """Without the layers inside multi-token prediction."""
-    loss: Number
-    head_scratch: Number
     waiting: Number
     """Input and output gradient of the output product."""
     added: Number
     """Bytes that added modules save in each layer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleWeights:
+    """Parameters of one module, and bytes beside them that stay for the whole run."""
+
+    numel: Number
+    """Parameters without those of experts."""
+    expert_numel: Number = 0.0
+    copies: Number = 0.0
+    """Copies of weights in 8 bits, less the weights that they replace."""
+    scratch: Number = 0.0
+    """Placeholders for weight gradients that only this kind of module has."""
+
+
 class Modules:
     """Modules of layouts of one run: each part of them is computed once for each distinct
-    combination of the settings that it depends on, and summed for each layout."""
+    combination of the settings that it depends on, and summed for each layout.
+
+    ``weights`` and ``stage_scratch`` have an entry for each combination of degrees, ``places`` the
+    one of each layout.
+    """
 
     def __init__(self, table: LayoutTable) -> None:
         """Read layouts that differ in ``SPLIT_FIELDS`` only."""
         config = table.config(0)
-        self._model, self._kinds = config.model, _kinds(config.model)
+        self.model, self.kinds = config.model, _kinds(config.model)
         settings, self._setting = table.each(_itself, ("recompute", "recompute_modules"))
         layouts, self._micro = table.each(_itself, _MICROBATCH)
-        self._of_micro = _stacked([_of_microbatch(one) for one in layouts])
-        self._parts: dict[BlockKind, PartBytes] = {}
-        self._layers: dict[BlockKind, LayerBytes] = {}
-        for kind in self._kinds:
-            part = PartBytes.of([layer_part(one, kind) for one in layouts], settings)
-            if kind in EXPERT_KINDS:
-                self._parts[kind] = part
-            else:
-                self._layers[kind] = part.layer(np.asarray(self._of_micro.layer_input))
-        if self._parts:
+        self._modules = _stacked([_module_bytes(one) for one in layouts])
+        self._parts = {
+            kind: PartBytes.of([layer_part(one, kind) for one in layouts], settings)
+            for kind in self.kinds
+        }
+        if EXPERT_KINDS.intersection(self.kinds):
             self._read_routed(table, settings)
         weights, self.places = table.each(_weights, ("tp", "ep", "etp"))
-        self.ends = _stacked([ends for ends, _ in weights])
-        self.layers = {kind: _stacked([of[kind] for _, of in weights]) for kind in self._kinds}
+        self.weights = {kind: _stacked([of[kind] for of, _ in weights]) for kind in weights[0][0]}
+        self.stage_scratch = np.array([scratch for _, scratch in weights])
         self._num_deferred: Ints | None = None
         if config.defers_head_gradients:
             deferred, places = table.each(
@@ -169,7 +139,7 @@ class Modules:
             self._num_deferred = np.array(deferred)[places]
 
     def _read_routed(self, table: LayoutTable, settings: Sequence[RunConfig]) -> None:
-        tokens = np.unique(self._of_micro.split_tokens, return_inverse=True)[1]
+        tokens = np.unique(self._modules.split_tokens, return_inverse=True)[1]
         etp = table.numbers("etp")
         is_full = np.array([one.recompute is Recompute.FULL for one in settings])
         routed, self._routed = table.each(
@@ -181,37 +151,30 @@ class Modules:
         )
         self._routed_part = PartBytes.of(routed, settings)
 
-    def take(self, rows: Ints) -> ModuleBytes:
-        """Return the bytes in some layouts, by index."""
-        of_micro = _OfMicrobatch(**columns(self._of_micro, self._micro[rows]))
-        layers = {kind: self._layer(kind, rows, of_micro) for kind in self._kinds}
-        head_saved, head_scratch = of_micro.head_saved, of_micro.head_scratch
-        for kind in _predicted_kinds(self._model):
-            head_saved = head_saved + self._model.num_prediction_layers * layers[kind].saved
+    def take(self, rows: Ints) -> tuple[ModuleBytes, dict[BlockKind, LayerBytes]]:
+        """Return the bytes in some layouts, by index, of each kind of layer apart."""
+        modules = ModuleBytes(**columns(self._modules, self._micro[rows]))
+        layers = {kind: self._part(kind, rows).layer(modules.layer_input) for kind in self.kinds}
+        head_saved, head_scratch = modules.head_saved, modules.head_scratch
+        for kind in _predicted_kinds(self.model):
+            head_saved = head_saved + self.model.num_prediction_layers * layers[kind].saved
         if self._num_deferred is not None:
-            head_scratch = head_scratch + self._num_deferred[rows] * of_micro.waiting
-        return ModuleBytes(
-            layers={
-                kind: one.beside(
-                    added=of_micro.added, freed=_freed_nbytes(self._model, kind, layers)
-                )
-                for kind, one in layers.items()
-            },
-            layer_input=of_micro.layer_input,
-            embedding_saved=of_micro.embedding_saved,
-            embedding_grad=of_micro.embedding_grad,
-            head_saved=head_saved,
-            loss=of_micro.loss,
-            head_scratch=head_scratch,
-        )
+            head_scratch = head_scratch + self._num_deferred[rows] * modules.waiting
+        return replace(modules, head_saved=head_saved, head_scratch=head_scratch), {
+            kind: replace(
+                one,
+                saved=one.saved + modules.added,
+                working=np.maximum(one.working - _freed_nbytes(self.model, kind, layers), 0.0),
+            )
+            for kind, one in layers.items()
+        }
 
-    def _layer(self, kind: BlockKind, rows: Ints, of_micro: _OfMicrobatch) -> LayerBytes:
-        setting, micro = self._setting[rows], self._micro[rows]
-        if kind in self._layers:
-            return self._layers[kind].take(setting, micro)
-        routed = self._routed_part.take(setting, self._routed[rows])
-        part = self._parts[kind].take(setting, micro)
-        return (part + routed).layer(np.asarray(of_micro.layer_input))
+    def _part(self, kind: BlockKind, rows: Ints) -> PartBytes:
+        setting = self._setting[rows]
+        part = self._parts[kind].take(setting, self._micro[rows])
+        if kind not in EXPERT_KINDS:
+            return part
+        return part + self._routed_part.take(setting, self._routed[rows])
 
 
 def _stacked(records: Sequence[_Record]) -> _Record:
@@ -229,10 +192,8 @@ def _itself(config: RunConfig) -> RunConfig:
 
 def _kinds(model: ModelShape) -> tuple[BlockKind, ...]:
     """Return the kinds of a model's layers, and of those inside its prediction layers."""
-    if not model.prediction_kinds:
-        return layer_kinds(model)
-    inner = model.layer_kinds + model.prediction_kinds
-    return layer_kinds(replace(model, layer_kinds=inner, num_layers=len(inner)))
+    kinds = {*layer_kinds(model), *_predicted_kinds(model)}
+    return tuple(kind for kind in BlockKind if kind in kinds)
 
 
 def _predicted_kinds(model: ModelShape) -> list[BlockKind]:
@@ -246,7 +207,7 @@ def _predicted_kinds(model: ModelShape) -> list[BlockKind]:
     return [layer_kind(inner, place) for place in range(number)]
 
 
-def _of_microbatch(config: RunConfig) -> _OfMicrobatch:
+def _module_bytes(config: RunConfig) -> ModuleBytes:
     """Return the bytes that follow from a micro-batch and its split, without any layer.
 
     Each prediction layer adds two norms, a product, a layer (of the last one's kind) and a head,
@@ -257,7 +218,7 @@ def _of_microbatch(config: RunConfig) -> _OfMicrobatch:
     # Two norm inputs, their concatenated outputs, input and output of the final norm.
     each = 6 * hidden * size.nbytes + _saved_logits_nbytes(config)
     logits = size.tokens * model.vocab_size / config.parallelism.tp
-    return _OfMicrobatch(
+    return ModuleBytes(
         split_tokens=size.split_tokens,
         layer_input=hidden * size.nbytes,
         embedding_saved=8 * size.tokens + (hidden if config.hidden_dropout else 0),
@@ -270,38 +231,33 @@ def _of_microbatch(config: RunConfig) -> _OfMicrobatch:
     )
 
 
-def _weights(config: RunConfig) -> tuple[EndWeights, dict[BlockKind, LayerWeights]]:
-    """Return the weights of each module of a layout."""
+def _weights(config: RunConfig) -> tuple[dict[BlockKind, ModuleWeights], float]:
+    """Return the weights of each module of a layout, and the scratch bytes of every stage."""
     # They do not depend on recompute and micro-batch size, nor do the blocks that they are read
     # from; as many micro-batches as before can run.
     samples = config.batch.global_batch_size // config.batch.micro_batch_size
     one_sample = Batch(micro_batch_size=1, global_batch_size=samples)
     plain = RecomputeOption().applied_to(replace(config, batch=one_sample))
     blocks = {kind: block(plain, kind) for kind in _kinds(config.model)}
-    norm = block_numel(norm_module(config, "final_norm").tensors).dense
-    prediction = prediction_expert = 0
-    if config.model.num_prediction_layers:
-        # The block of prediction layers begins with the final norm of the model.
-        predicted = block(plain, BlockKind.PREDICTION).numel
-        prediction, prediction_expert = predicted.dense - norm, predicted.expert
-    ends = EndWeights(
-        embedding_numel=block(plain, BlockKind.EMBEDDING).numel.dense,
-        vocabulary_numel=_vocabulary_numel(config),
-        norm_numel=norm,
-        prediction_numel=prediction,
-        prediction_expert_numel=prediction_expert,
-        scratch=_attention_scratch(config, blocks) + _workspace(config),
-    )
-    layers = {
-        kind: LayerWeights(
-            numel=layer.numel.dense,
-            expert_numel=layer.numel.expert,
-            copies=_fp8_extra(config, layer),
-            scratch=_layer_scratch(config, layer),
-        )
-        for kind, layer in blocks.items()
+    ends = {kind: block(plain, kind).numel for kind in (BlockKind.EMBEDDING, BlockKind.PREDICTION)}
+    weights = {
+        # The head has its table alone: the block of prediction layers begins with the final norm.
+        BlockKind.HEAD: ModuleWeights(numel=_vocabulary_numel(config)),
+        **{
+            kind: ModuleWeights(numel=numel.dense, expert_numel=numel.expert)
+            for kind, numel in ends.items()
+        },
+        **{
+            kind: ModuleWeights(
+                numel=layer.numel.dense,
+                expert_numel=layer.numel.expert,
+                copies=_fp8_extra(config, layer),
+                scratch=_layer_scratch(config, layer),
+            )
+            for kind, layer in blocks.items()
+        },
     }
-    return ends, layers
+    return weights, _stage_scratch(config, blocks)
 
 
 def _freed_nbytes(
@@ -423,18 +379,16 @@ def _layer_scratch(config: RunConfig, layer: Block) -> float:
     return _wgrads(config, layer, kinds)
 
 
-def _attention_scratch(config: RunConfig, blocks: Mapping[BlockKind, Block]) -> float:
-    if config.model.layer_kinds:
-        return 0.0
-    return _wgrads(config, next(iter(blocks.values())), _ATTENTION_PRODUCTS)
-
-
-def _workspace(config: RunConfig) -> float:
-    """Return the bytes of one workspace, and of four more if experts run as a grouped product."""
+def _stage_scratch(config: RunConfig, blocks: Mapping[BlockKind, Block]) -> float:
+    """Return the placeholders of a GPT's attention, and a workspace; four more if experts run as a
+    grouped product."""
+    model, scratch = config.model, 0.0
+    if not model.layer_kinds:
+        scratch = _wgrads(config, next(iter(blocks.values())), _ATTENTION_PRODUCTS)
     if config.device == "cpu":
-        return 0.0
-    experts = config.model.experts
-    return CUBLAS_WORKSPACE_NBYTES * (5 if experts and experts.is_grouped else 1)
+        return scratch
+    is_grouped = model.experts is not None and model.experts.is_grouped
+    return scratch + CUBLAS_WORKSPACE_NBYTES * (5 if is_grouped else 1)
 
 
 def _head_scratch(config: RunConfig) -> float:

@@ -87,15 +87,17 @@ def _of_run(table: LayoutTable) -> Iterator[tuple[Ints, Pipeline]]:
                 expert_shards=expert_shards[part],
                 optimizer=optimizer_of[part],
             )
+            activations, layers = modules.take(part)
             yield (
                 part,
                 Pipeline(
                     config=config,
                     options=options,
                     option=option[part],
-                    weights=modules,
+                    run=modules,
                     place=modules.places[part],
-                    modules=modules.take(part),
+                    modules=activations,
+                    layers=layers,
                     state=state,
                 ),
             )

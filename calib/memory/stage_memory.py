@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..layers import BlockKind, RecomputeOption, layer_kind
 from ..workload import Ints, RunConfig
-from .layer_memory import columns
+from .layer_memory import LayerBytes, columns
 from .module_memory import ModuleBytes, Modules
 from .states import UNITS_IN_FLIGHT, Number, StateBytes
 
@@ -115,13 +115,16 @@ class ChunkLayers:
     """Layers of one chunk by kind, and how many of them each of some options recomputes."""
 
     num_layers: Mapping[BlockKind, int]
-    plain: Mapping[BlockKind, Ints]
     recomputed: Mapping[BlockKind, Ints]
     """Layers that are recomputed as a whole."""
     inputs: Ints
     """Inputs retained for these."""
     span: Ints
     """Those that are recomputed together, from one retained input."""
+
+    def plain(self, kind: BlockKind) -> Ints:
+        """Return the other layers of a kind."""
+        return self.num_layers[kind] - self.recomputed[kind]
 
 
 def chunk_layers(
@@ -136,7 +139,6 @@ def chunk_layers(
     before = {kind: np.cumsum([0, *(one is kind for one in own)]) for kind in kinds}
     return ChunkLayers(
         num_layers={kind: int(number[-1]) for kind, number in before.items()},
-        plain={kind: number[-1] - number[covered] for kind, number in before.items()},
         recomputed={kind: number[covered] for kind, number in before.items()},
         inputs=-(-covered // span),
         span=span,
@@ -189,11 +191,13 @@ class Pipeline:
     options: Sequence[RecomputeOption]
     option: Ints
     """Recompute option of each layout, by index."""
-    weights: Modules
-    """Weights for each combination of degrees."""
+    run: Modules
+    """Modules of all layouts of the run."""
     place: Ints
     """Weights of each layout, by index."""
     modules: ModuleBytes
+    layers: Mapping[BlockKind, LayerBytes]
+    """Activations of each kind of layer that the model has."""
     state: StateBytes
 
     def stage_bytes(self, stage: int) -> StageBytes:
@@ -203,7 +207,7 @@ class Pipeline:
         stage, and the end of a micro-batch on the first, when the gradient of the embedding is
         materialised.
         """
-        state, kinds = self.state, tuple(self.modules.layers)
+        state, kinds = self.state, tuple(self.layers)
         chunks = [
             chunk_layers(self.config, chunk, kinds, self.options)
             for chunk in self.config.chunks_of(stage)
@@ -231,43 +235,39 @@ class Pipeline:
 
     def _weights(self, chunks: Sequence[ChunkLayers], stage: int) -> StageWeights:
         """Return the weights of a stage for each combination of degrees."""
-        layers, state = self.weights.layers, self.state
-        counts = {kind: sum(int(one.num_layers[kind]) for one in chunks) for kind in layers}
-        here = [one for kind, one in layers.items() if counts[kind]]
-        numel = sum((counts[kind] * one.numel for kind, one in layers.items()), 0.0)
-        split = sum((counts[kind] * one.expert_numel for kind, one in layers.items()), 0.0)
-        ends = self._ends(stage)
-        if stage == self.config.parallelism.pp - 1:
-            split = split + self.weights.ends.prediction_expert_numel
-        scratch = sum((one.scratch for one in here), self.weights.ends.scratch)
+        config, state = self.config, self.state
+        is_first, is_last = stage == 0, stage == config.parallelism.pp - 1
+        layers = {kind: sum(one.num_layers[kind] for one in chunks) for kind in self.layers}
+        # Multi-token prediction embeds its tokens on the last stage.
+        has_prediction = is_last and config.model.num_prediction_layers > 0
+        ends = {
+            BlockKind.EMBEDDING: int(is_first or has_prediction),
+            BlockKind.PREDICTION: int(is_last),
+            BlockKind.HEAD: int(is_last and not (is_first and config.model.is_tied)),
+        }
+        around, numel = self._total(ends, "numel"), self._total(layers, "numel")
+        split = self._total({**layers, **ends}, "expert_numel")
+        scratch = self._total({kind: min(number, 1) for kind, number in layers.items()}, "scratch")
+        scratch = scratch + self.run.stage_scratch
         if state.keeps_layers_whole:
-            copies = sum((counts[kind] * one.copies for kind, one in layers.items()), 0.0)
-            return StageWeights(rest=numel + ends, split=split, copies=copies, scratch=scratch)
+            copies = self._total(layers, "copies")
+            return StageWeights(rest=numel + around, split=split, copies=copies, scratch=scratch)
         # Only gathered layers have copies, which are freed with them.
-        copies = UNITS_IN_FLIGHT * largest(one.copies for one in layers.values())
-        widest = largest(one.numel + one.expert_numel for one in here)
+        weights = self.run.weights
+        here = (weights[kind] for kind, number in layers.items() if number)
         return StageWeights(
-            rest=numel + ends,
+            rest=numel + around,
             split=split,
-            copies=copies,
+            copies=UNITS_IN_FLIGHT * largest(weights[kind].copies for kind in layers),
             scratch=scratch,
-            **_units(state, widest, ends, numel + split),
+            **_units(
+                state, largest(one.numel + one.expert_numel for one in here), around, numel + split
+            ),
         )
 
-    def _ends(self, stage: int) -> Number:
-        """Return the parameters of embedding, final norm, output product and multi-token
-        prediction."""
-        ends, is_first = self.weights.ends, stage == 0
-        numel = ends.embedding_numel if is_first else 0.0
-        if stage < self.config.parallelism.pp - 1:
-            return numel
-        numel = numel + ends.norm_numel + ends.prediction_numel
-        if not (self.config.model.is_tied and is_first):
-            numel = numel + ends.vocabulary_numel
-        if not is_first and self.config.model.num_prediction_layers:
-            # Multi-token prediction embeds its tokens on the last stage.
-            numel = numel + ends.embedding_numel
-        return numel
+    def _total(self, counts: Mapping[BlockKind, int], name: str) -> Number:
+        weights = self.run.weights
+        return sum((count * getattr(weights[kind], name) for kind, count in counts.items()), 0.0)
 
     def _fullest_moment(
         self, chunks: Sequence[ChunkLayers], stage: int, weights: StageWeights
@@ -304,9 +304,9 @@ class Pipeline:
     def _saved(self, chunk: ChunkLayers) -> Number:
         """Return the bytes that a chunk saves of one micro-batch."""
         nbytes = self._each(chunk.inputs) * self.modules.layer_input
-        for kind, one in self.modules.layers.items():
-            if chunk.plain[kind].any():
-                nbytes = nbytes + self._each(chunk.plain[kind]) * one.saved
+        for kind, one in self.layers.items():
+            if chunk.num_layers[kind]:
+                nbytes = nbytes + self._each(chunk.plain(kind)) * one.saved
         return nbytes
 
     def _working(self, chunks: Sequence[ChunkLayers]) -> Number:
@@ -317,8 +317,8 @@ class Pipeline:
         """
         most: Number = 0.0
         span = self._each(np.max([chunk.span for chunk in chunks], axis=0))
-        for kind, one in self.modules.layers.items():
-            has_plain = np.any([chunk.plain[kind] for chunk in chunks], axis=0)
+        for kind, one in self.layers.items():
+            has_plain = np.any([chunk.plain(kind) for chunk in chunks], axis=0)
             if has_plain.any():
                 most = np.maximum(most, self._each(has_plain) * one.working)
             is_again = np.any([chunk.recomputed[kind] for chunk in chunks], axis=0)

@@ -23,8 +23,8 @@ class LayerActivations:
 
 def layer_activations(config: RunConfig, kind: BlockKind) -> LayerActivations:
     """Return the bytes of a layer under the layout's own recompute."""
-    modules = Modules(LayoutTable.of([config])).take(np.zeros(1, dtype=np.int64))
-    layer = modules.layers[kind]
+    _, layers = Modules(LayoutTable.of([config])).take(np.zeros(1, dtype=np.int64))
+    layer = layers[kind]
     return LayerActivations(
         saved_nbytes=float(layer.saved[0]),
         working_nbytes=float(layer.working[0]),
