@@ -10,7 +10,7 @@ import numpy as np
 
 from ..layers import RecomputeOption
 from ..workload import Ints, RunConfig
-from .activations import LayerPart, SavedTensor, is_offloaded, is_stashed
+from .activations import LayerPart, SavedTensor, is_offloaded, is_stashed, picks_operators
 from .states import Floats, Number
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _under(
     copied = total(lambda saved: is_offloaded(config, saved, modules))
     saved = total(lambda one: not is_dropped(one) and not is_offloaded(config, one, modules))
     freed = total(lambda saved: saved.part == "mlp")
-    if modules and picked.any():
+    if modules and picks_operators(config):
         everything = total(lambda saved: True)
         more = np.maximum(everything - picked, 0.0)
         return picked, more + in_mlp, more + in_attention - freed, copied

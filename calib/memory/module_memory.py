@@ -16,8 +16,10 @@ from ..layers import (
     RecomputeOption,
     added_saved_nbytes,
     block,
+    block_numel,
     layer_kind,
     layer_kinds,
+    norm_module,
 )
 from ..workload import (
     Batch,
@@ -239,14 +241,15 @@ def _weights(config: RunConfig) -> tuple[dict[BlockKind, ModuleWeights], float]:
     one_sample = Batch(micro_batch_size=1, global_batch_size=samples)
     plain = RecomputeOption().applied_to(replace(config, batch=one_sample))
     blocks = {kind: block(plain, kind) for kind in _kinds(config.model)}
-    ends = {kind: block(plain, kind).numel for kind in (BlockKind.EMBEDDING, BlockKind.PREDICTION)}
+    # The head has its table alone: the block of prediction layers begins with the final norm.
+    last = block_numel(norm_module(plain, "final_norm").tensors)
+    if config.model.num_prediction_layers:
+        last = block(plain, BlockKind.PREDICTION).numel
+    embedding = block(plain, BlockKind.EMBEDDING).numel
     weights = {
-        # The head has its table alone: the block of prediction layers begins with the final norm.
+        BlockKind.EMBEDDING: ModuleWeights(numel=embedding.dense),
+        BlockKind.PREDICTION: ModuleWeights(numel=last.dense, expert_numel=last.expert),
         BlockKind.HEAD: ModuleWeights(numel=_vocabulary_numel(config)),
-        **{
-            kind: ModuleWeights(numel=numel.dense, expert_numel=numel.expert)
-            for kind, numel in ends.items()
-        },
         **{
             kind: ModuleWeights(
                 numel=layer.numel.dense,

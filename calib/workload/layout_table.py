@@ -96,7 +96,9 @@ class LayoutTable:
     def config(self, row: int) -> RunConfig:
         """Return one layout; raises ``ConfigError`` if it cannot run."""
         changes = {name: one.values[one.codes[row]] for name, one in self.columns.items()}
-        config, par, batch = self.base, {}, {}
+        config = self.base
+        if not changes:
+            return config
         par = {name: changes.pop(name) for name in _OF_PARALLELISM if name in changes}
         batch = {name: changes.pop(name) for name in _OF_BATCH if name in changes}
         return replace(
@@ -176,8 +178,8 @@ def distinct_rows(
 ) -> tuple[Ints, Ints]:
     """Return the first row of each distinct combination of columns, and the index of each row's
     combination among them; combinations are in the order of their values."""
-    if not num_rows:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    if num_rows <= 1:
+        return np.arange(num_rows), np.arange(num_rows)
     joined, span = _joined(columns, num_rows)
     if span > _MOST_FREE * num_rows:
         return np.unique(joined, return_index=True, return_inverse=True)[1:]
