@@ -1,6 +1,7 @@
 """Memory of a rank: weights, optimizer states, activations in flight by schedule, the peak.
 
-In: a ``RunConfig``. Out: bytes by kind, and whether they fit. Imports ``workload`` and ``layers``.
+In: a ``RunConfig`` or a ``LayoutTable``. Out: bytes by kind, and whether they fit. Imports
+``workload`` and ``layers``.
 """
 
 from typing import TYPE_CHECKING

@@ -81,12 +81,6 @@ def _of_run(table: LayoutTable) -> Iterator[tuple[Ints, Pipeline]]:
     for rows in _groups(alike):
         config = table.config(int(firsts[alike[rows[0]]]))
         for part in np.split(rows, range(_ROWS, len(rows), _ROWS)):
-            state = state_bytes(
-                config,
-                shards=shards[part],
-                expert_shards=expert_shards[part],
-                optimizer=optimizer_of[part],
-            )
             activations, layers = modules.take(part)
             yield (
                 part,
@@ -98,7 +92,12 @@ def _of_run(table: LayoutTable) -> Iterator[tuple[Ints, Pipeline]]:
                     place=modules.places[part],
                     modules=activations,
                     layers=layers,
-                    state=state,
+                    states=(
+                        state_bytes(config, shards=shards[part], optimizer=optimizer_of[part]),
+                        state_bytes(
+                            config, shards=expert_shards[part], optimizer=optimizer_of[part]
+                        ),
+                    ),
                 ),
             )
 

@@ -13,7 +13,7 @@ from ..layers import BlockKind, RecomputeOption, layer_kind
 from ..workload import Ints, RunConfig
 from .layer_memory import LayerBytes, columns
 from .module_memory import ModuleBytes, Modules
-from .states import UNITS_IN_FLIGHT, Number, StateBytes
+from .states import UNITS_IN_FLIGHT, Number, StateBytes, UnitBytes
 
 Counts = tuple[int, ...]
 """Micro-batches in flight of each chunk of a stage, in model order."""
@@ -198,7 +198,8 @@ class Pipeline:
     modules: ModuleBytes
     layers: Mapping[BlockKind, LayerBytes]
     """Activations of each kind of layer that the model has."""
-    state: StateBytes
+    states: tuple[StateBytes, StateBytes]
+    """States of parameters outside the experts, and of the experts."""
 
     def stage_bytes(self, stage: int) -> StageBytes:
         """Return the peak of one rank of a stage.
@@ -207,9 +208,8 @@ class Pipeline:
         stage, and the end of a micro-batch on the first, when the gradient of the embedding is
         materialised.
         """
-        state, kinds = self.state, tuple(self.layers)
         chunks = [
-            chunk_layers(self.config, chunk, kinds, self.options)
+            chunk_layers(self.config, chunk, tuple(self.layers), self.options)
             for chunk in self.config.chunks_of(stage)
         ]
         weights = StageWeights(**columns(self._weights(chunks, stage), self.place))
@@ -217,17 +217,17 @@ class Pipeline:
         scratch = weights.scratch + units
         if stage == self.config.parallelism.pp - 1:
             scratch = scratch + self.modules.head_scratch
+        weights_nbytes, grads, optimizer, update = (
+            weights.rest * getattr(self.states[0], name)
+            + weights.split * getattr(self.states[1], name)
+            for name in ("weights", "grads", "optimizer", "update")
+        )
         # Activations and gathered weights are freed before the update, which may use their memory.
-        update = weights.rest * state.update + weights.split * state.expert_update
         more = np.maximum(update - layers - logits - units, 0.0)
         return StageBytes(
-            weights=weights.rest * state.weights
-            + weights.split * state.expert_weights
-            + weights.copies,
-            grads=weights.rest * state.grads + weights.split * state.expert_grads,
-            optimizer=weights.rest * state.optimizer
-            + weights.split * state.expert_optimizer
-            + more,
+            weights=weights_nbytes + weights.copies,
+            grads=grads,
+            optimizer=optimizer + more,
             activations=layers,
             logits=logits,
             scratch=scratch,
@@ -235,7 +235,7 @@ class Pipeline:
 
     def _weights(self, chunks: Sequence[ChunkLayers], stage: int) -> StageWeights:
         """Return the weights of a stage for each combination of degrees."""
-        config, state = self.config, self.state
+        config = self.config
         is_first, is_last = stage == 0, stage == config.parallelism.pp - 1
         layers = {kind: sum(one.num_layers[kind] for one in chunks) for kind in self.layers}
         # Multi-token prediction embeds its tokens on the last stage.
@@ -249,7 +249,7 @@ class Pipeline:
         split = self._total({**layers, **ends}, "expert_numel")
         scratch = self._total({kind: min(number, 1) for kind, number in layers.items()}, "scratch")
         scratch = scratch + self.run.stage_scratch
-        if state.keeps_layers_whole:
+        if not config.parallelism.shards_weights:
             copies = self._total(layers, "copies")
             return StageWeights(rest=numel + around, split=split, copies=copies, scratch=scratch)
         # Only gathered layers have copies, which are freed with them.
@@ -261,7 +261,10 @@ class Pipeline:
             copies=UNITS_IN_FLIGHT * largest(weights[kind].copies for kind in layers),
             scratch=scratch,
             **_units(
-                state, largest(one.numel + one.expert_numel for one in here), around, numel + split
+                UnitBytes.of(config),
+                largest(one.numel + one.expert_numel for one in here),
+                around,
+                numel + split,
             ),
         )
 
@@ -340,15 +343,15 @@ def largest(many: Iterable[Number]) -> Number:
 
 
 def _units(
-    state: StateBytes, widest: Number, ends: Number, layers_numel: Number
+    each: UnitBytes, widest: Number, ends: Number, layers_numel: Number
 ) -> dict[str, Number]:
     """Return the bytes of FSDP units: the layers in flight, and embedding with head, which belong
     to the root unit and stay for the whole pass; plus the buffer of each gather."""
-    ready = UNITS_IN_FLIGHT * state.gathered
-    copies, retained_nbytes = (widest + ends) * state.copied, layers_numel * state.retained
-    grads = widest * (state.unit - ready)
-    at_work = np.maximum(widest * ready, retained_nbytes) + grads + ends * (state.unit / 2)
-    at_loss = np.maximum(widest * state.gathered, retained_nbytes) + ends * state.gathered
+    ready = UNITS_IN_FLIGHT * each.gathered
+    copies, retained_nbytes = (widest + ends) * each.copied, layers_numel * each.retained
+    grads = widest * (each.unit - ready)
+    at_work = np.maximum(widest * ready, retained_nbytes) + grads + ends * (each.unit / 2)
+    at_loss = np.maximum(widest * each.gathered, retained_nbytes) + ends * each.gathered
     return {"at_work": at_work + copies, "at_loss": at_loss + copies}
 
 

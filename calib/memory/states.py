@@ -20,62 +20,63 @@ UNITS_IN_FLIGHT = 2
 section 3.3.2; ``limit_all_gathers`` prevents more)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StateBytes:
-    """Bytes per parameter, by kind of parameter, unless a field says otherwise."""
+    """Bytes per parameter."""
 
     weights: Number
     grads: Number
     optimizer: Number
-    expert_weights: Number
-    expert_grads: Number
-    expert_optimizer: Number
-    unit: float = 0.0
-    """Weights of the layers in flight under FSDP, and their gradients before they are reduced."""
-    retained: float = 0.0
-    """Weights of every layer, if gathered weights stay to the end of the backward pass."""
-    gathered: float = 0.0
-    """Gathered weights alone: bytes of a unit before any gradient."""
-    copied: float = 0.0
-    """Buffer that a gather writes before it is split into weights (FSDP2), in a separate memory
-    pool."""
-    update: Number = 0.0
+    update: Number
     """Working memory of the optimizer beyond its states, after the passes."""
-    expert_update: Number = 0.0
-
-    @property
-    def keeps_layers_whole(self) -> bool:
-        """False if only the layers in flight are unsharded."""
-        return not self.unit
 
 
-def state_bytes(
-    config: RunConfig, *, shards: Floats, expert_shards: Floats, optimizer: Floats
-) -> StateBytes:
+def state_bytes(config: RunConfig, *, shards: Floats, optimizer: Floats) -> StateBytes:
     """Return the bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32.
 
     Optimizer bytes are divided by the shards; under deeper sharding those of gradients and weights
     are too.  ``optimizer``: its unsharded bytes per parameter (``optimizer_nbytes``).
     """
-    par, is_full = config.parallelism, config.precision is Precision.FP32
-    weights = 4 if is_full else 2
-    grads = config.grad_nbytes
-    is_deep = par.shards_weights
-    splits_grads = par.shards_grads or (is_deep and not par.keeps_grads_whole)
+    par, weights = config.parallelism, _weights_nbytes(config)
+    splits_grads = par.shards_grads or (par.shards_weights and not par.keeps_grads_whole)
     return StateBytes(
-        weights=weights / shards if is_deep else weights,
-        grads=grads / shards if splits_grads else grads,
+        weights=weights / shards if par.shards_weights else weights,
+        grads=config.grad_nbytes / shards if splits_grads else config.grad_nbytes,
         optimizer=optimizer / shards,
-        expert_weights=weights / expert_shards if is_deep else weights,
-        expert_grads=grads / expert_shards if splits_grads else grads,
-        expert_optimizer=optimizer / expert_shards,
-        unit=_unit_nbytes(config, weights) if is_deep else 0.0,
-        retained=float(weights) if is_deep and not par.regathers_weights else 0.0,
-        gathered=float(weights) if is_deep else 0.0,
         update=_update_nbytes(config) / shards,
-        expert_update=_update_nbytes(config) / expert_shards,
-        copied=float(weights) if is_deep and par.engine is Engine.TORCH else 0.0,
     )
+
+
+def _weights_nbytes(config: RunConfig) -> float:
+    return 4.0 if config.precision is Precision.FP32 else 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitBytes:
+    """Bytes per parameter that FSDP holds temporarily."""
+
+    unit: float
+    """Weights of the layers in flight, and their gradients before they are reduced."""
+    retained: float
+    """Weights of every layer, if gathered weights stay to the end of the backward pass."""
+    gathered: float
+    """Gathered weights alone: bytes of a unit before any gradient."""
+    copied: float
+    """Buffer that a gather writes before it is split into weights (FSDP2), in a separate memory
+    pool."""
+
+    @staticmethod
+    def of(config: RunConfig) -> UnitBytes:
+        """Return the bytes of a layout with sharded weights."""
+        par, weights = config.parallelism, _weights_nbytes(config)
+        # One layer of gradients as computed, and one as reduced.
+        grads = 0.0 if par.keeps_grads_whole else weights + config.grad_nbytes
+        return UnitBytes(
+            unit=UNITS_IN_FLIGHT * weights + grads,
+            retained=0.0 if par.regathers_weights else weights,
+            gathered=weights,
+            copied=weights if par.engine is Engine.TORCH else 0.0,
+        )
 
 
 def optimizer_nbytes(config: RunConfig) -> float:
@@ -95,14 +96,7 @@ def _update_nbytes(config: RunConfig) -> float:
     return 4.0 if is_torch and config.device != "cpu" else 0.0
 
 
-def _unit_nbytes(config: RunConfig, weights: int) -> float:
-    """Return the unit bytes per parameter: weights of two layers, one layer of gradients as
-    computed and one as reduced."""
-    grads = 0 if config.parallelism.keeps_grads_whole else weights + config.grad_nbytes
-    return UNITS_IN_FLIGHT * weights + grads
-
-
 def sharding_key(config: RunConfig) -> tuple[Hashable, ...]:
-    """Return the layout settings that ``state_bytes`` depends on besides its arguments."""
+    """Return the settings of sharding that bytes per parameter depend on besides the shards."""
     par = config.parallelism
     return par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole

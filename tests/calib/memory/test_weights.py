@@ -65,3 +65,13 @@ def test_weights_of_every_stage_are_those_of_its_tensors(
             assert num_parameters == parameters(config, stage)
             literal += 1
     assert literal >= 20
+
+
+def test_a_last_group_of_fewer_micro_batches_has_its_stages(
+    layout: Callable[..., RunConfig],
+) -> None:
+    """16 of two samples end with a group of 4, which 32 of one sample could not."""
+    par = {"vp": 2, "microbatch_group_size": 6}
+    config = layout(pp=3, micro=2, samples=32, model={"num_layers": 6}, par=par)
+    for stage, memory in enumerate(stage_memories(config)):
+        assert memory.weights_nbytes == config.precision.nbytes * parameters(config, stage)
