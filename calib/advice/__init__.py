@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         Reason,
         Rule,
         decide,
-        lateness_probability,
         odds_text,
         saving_text,
     )

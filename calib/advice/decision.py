@@ -9,13 +9,13 @@ from enum import Enum
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import ndtr
 
 from ..arguments import MASK, resumed_command, rewrite_command
 from ..errors import check_ascending
 from ..forecast import Forecast
 from ..memory import Verdict
 from ..records import Action
+from ..regressors import Estimate
 from ..units import HOUR_S, format_frac, format_time
 from ..workload import CheckpointForm, Encoded, Goals
 from .planning import Candidate, Plan
@@ -180,11 +180,13 @@ def saving_probability(
     integrated over.  Steps, evaluations and failures shrink in the same proportion.  ``bias_log``
     is the bias of the log ratio towards low values, see ``selection_bias_log``.
     """
-    mean, sigma = math.log1p(candidate.time_frac) + bias_log, max(candidate.log_ratio_sigma, 1e-12)
-    remaining_times_s = forecast.remaining_time.nodes(_NUM_NODES)
-    worth = remaining_times_s[remaining_times_s > cost_s]
-    logs = np.log1p(-cost_s / worth)
-    return float(ndtr((logs - mean) / sigma).sum() / _NUM_NODES)
+    ratio = Estimate(
+        median=math.exp(bias_log) * (1.0 + candidate.time_frac),
+        unshared_sigma_log=candidate.log_ratio_sigma,
+    )
+    nodes_s = forecast.remaining_time.nodes(_NUM_NODES).tolist()
+    chances = [ratio.below(1.0 - cost_s / node_s) for node_s in nodes_s if node_s > cost_s]
+    return math.fsum(chances) / _NUM_NODES
 
 
 def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> float:
@@ -214,11 +216,6 @@ def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> fl
     errors += random.standard_normal((_NUM_DRAWS, len(names))) @ shared.T
     winners = (logs + errors).argmin(axis=1)
     return max(0.0, -float(errors[np.arange(_NUM_DRAWS), winners].mean()))
-
-
-def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
-    """Return P(finish > deadline)."""
-    return forecast.remaining_time.chance_beyond(deadline_unix_s - forecast.now_unix_s)
 
 
 def odds_text(rule: Rule, probability: float, confidence: float) -> str:
@@ -260,7 +257,7 @@ def _limit_reasons(goals: Goals, forecast: Forecast) -> list[Reason]:
 
 
 def _limit(rule: Rule, forecast: Forecast, end_unix_s: float, confidence: float) -> Reason:
-    chance = lateness_probability(forecast, end_unix_s)
+    chance = forecast.remaining_time.chance_beyond(end_unix_s - forecast.now_unix_s)
     over_s = forecast.finish_p50_unix_s - end_unix_s
     side = "after" if over_s > 0 else "before"
     odds = odds_text(rule, chance, confidence)

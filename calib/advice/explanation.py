@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..fit import Source
 from ..plain_json import JsonObject
 from ..regressors import Z_90
-from ..steps import FittedSteps, StepEstimate, StepTerms, paired_sigma_log, similarity
+from ..steps import FittedSteps, StepEstimate, StepTerms, similarity
 from ..timeline import TERM_TEXTS, Term
 from ..units import format_frac, format_time
 from ..workload import Encoded, RunConfig, axis_value, layout_label
@@ -130,8 +130,7 @@ def _longest(between: dict[frozenset[int], RunConfig], number: int) -> list[froz
 
 
 def _change(axes: Sequence[str], before: StepEstimate, after: StepEstimate) -> Change:
-    spread = math.exp(Z_90 * paired_sigma_log(after, before))
-    ratio = after.time_s / before.time_s
+    low_s, high_s = _change_s(before, after)
     return Change(
         axes=tuple(axes),
         before=tuple(axis_value(before.config, axis) for axis in axes),
@@ -139,9 +138,15 @@ def _change(axes: Sequence[str], before: StepEstimate, after: StepEstimate) -> C
         label=layout_label(after.config),
         step_time_s=after.time_s,
         change_s=after.time_s - before.time_s,
-        low_s=before.time_s * (ratio / spread - 1.0),
-        high_s=before.time_s * (ratio * spread - 1.0),
+        low_s=low_s,
+        high_s=high_s,
     )
+
+
+def _change_s(before: StepEstimate, after: StepEstimate) -> tuple[float, float]:
+    """Return the ends of the 90 % interval of the second step minus the first."""
+    ratio = after.over(before)
+    return before.time_s * ratio.low - before.time_s, before.time_s * ratio.high - before.time_s
 
 
 SCHEMA = 1
@@ -351,14 +356,13 @@ def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
         if one.terms_s[term] or other.terms_s[term] or term is Term.UNEXPLAINED:
             sources = _joined(one, other, term)
             terms.append(_term_time(term, time_s, sigma_s, sources, is_signed=True))
-    spread = math.exp(Z_90 * paired_sigma_log(mine, its))
+    low_s, high_s = _change_s(its, mine)
     return Difference(
         one=_explained(one),
         other=_explained(other),
         time_s=mine.time_s - its.time_s,
-        # The ratio is log-normal, as in a plan.
-        low_s=mine.time_s / spread - its.time_s,
-        high_s=mine.time_s * spread - its.time_s,
+        low_s=low_s,
+        high_s=high_s,
         terms=tuple(terms),
         level=level,
         walk=way,

@@ -30,7 +30,7 @@ from ..memory import (
     verdict,
 )
 from ..plain_json import JsonObject
-from ..regressors import Z_90
+from ..regressors import Estimate
 from ..search import (
     FSDP_OPTIONS,
     OFFLOAD_OPTIONS,
@@ -49,8 +49,6 @@ from ..steps import (
     MISFIT,
     FittedSteps,
     StepEstimate,
-    error_ratio,
-    paired_sigma_log,
 )
 from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
 from ..workload import (
@@ -667,22 +665,19 @@ def _candidate(
     *,
     is_calibrated: bool,
 ) -> Candidate:
-    ratio = sigma = math.nan
+    ratio = Estimate(median=math.nan, error_log=estimate.error_log, unshared_sigma_log=math.nan)
     if running is not None:
-        ratio = estimate.time_s / running.time_s
-        sigma = paired_sigma_log(estimate, running)
-    # The ratio is log-normal: its interval is symmetric in the logarithm.
-    spread = math.exp(Z_90 * sigma)
+        ratio = estimate.over(running)
     return Candidate(
         config=estimate.config,
         step_time_s=estimate.time_s,
         low_s=estimate.low_s,
         high_s=estimate.high_s,
-        time_frac=ratio - 1,
-        time_frac_low=ratio / spread - 1,
-        time_frac_high=ratio * spread - 1,
-        log_ratio_sigma=sigma,
-        error_log=error_ratio(estimate, running) if running is not None else estimate.error_log,
+        time_frac=ratio.median - 1,
+        time_frac_low=ratio.low - 1,
+        time_frac_high=ratio.high - 1,
+        log_ratio_sigma=ratio.sigma_log,
+        error_log=ratio.error_log,
         memory=needed,
         source_frac=estimate.source_frac,
         host_wait_frac=estimate.host_wait_frac,

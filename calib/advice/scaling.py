@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import NormalDist
 from typing import ClassVar
 
 from ..arguments import LayoutConstraint
 from ..forecast import Throughput, throughput
 from ..memory import Verdict
-from ..regressors import Z_90
-from ..steps import FittedSteps, StepEstimate, paired_sigma_log
+from ..regressors import Estimate
+from ..steps import FittedSteps, StepEstimate
 from ..timeline import Part
 from ..workload import Encoded, RunConfig
 from .planning import Candidate, Plan
@@ -39,18 +38,17 @@ class ScalePoint(Encoded):
     """The best layout on one number of GPUs."""
 
     JSON: ClassVar[str] = (
-        "num_ranks global_batch_size=config.batch.global_batch_size efficiency_frac "
-        "efficiency_low_frac efficiency_high_frac is_trusted tokens_low_per_s "
+        "num_ranks global_batch_size=config.batch.global_batch_size "
+        "efficiency_frac=efficiency.median efficiency_low_frac=efficiency.low "
+        "efficiency_high_frac=efficiency.high is_trusted tokens_low_per_s "
         "tokens_high_per_s layout=candidate"
     )
 
     estimate: StepEstimate
     candidate: Candidate
-    efficiency_frac: float
-    """Tokens/s of a GPU over those of the smallest number of GPUs."""
-    efficiency_low_frac: float
-    efficiency_high_frac: float
-    """90 % interval, paired: errors that both sizes share have cancelled."""
+    efficiency: Estimate
+    """Tokens/s of a GPU over those of the smallest number of GPUs; errors that both sizes share
+    have cancelled."""
 
     @property
     def config(self) -> RunConfig:
@@ -82,14 +80,12 @@ class ScalePoint(Encoded):
         """False if the interval of the step exceeds a factor of two."""
         return self.estimate.high_s <= TRUSTED_FACTOR * self.estimate.low_s
 
-    def over(self, other: ScalePoint) -> tuple[float, float, float]:
-        """Return tokens/s over those of another device, with the ends of the 90 % interval.
-
-        The devices have separate models, so that errors do not cancel.
-        """
-        ratio = self.throughput.tokens_per_s / other.throughput.tokens_per_s
-        spread = math.exp(Z_90 * math.hypot(self.estimate.sigma_log, other.estimate.sigma_log))
-        return ratio, ratio / spread, ratio * spread
+    def over(self, other: ScalePoint) -> Estimate:
+        """Return tokens/s over those of another device; errors of two models do not cancel."""
+        return Estimate(
+            median=self.throughput.tokens_per_s / other.throughput.tokens_per_s,
+            unshared_sigma_log=math.hypot(self.estimate.sigma_log, other.estimate.sigma_log),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,29 +93,31 @@ class Growth(Encoded):
     """Growth from one number of GPUs to the next."""
 
     JSON: ClassVar[str] = (
-        "from_num_ranks=before.num_ranks to_num_ranks=after.num_ranks yield_share yield_low "
-        "yield_high past_knee_probability parts_frac"
+        "from_num_ranks=before.num_ranks to_num_ranks=after.num_ranks **yields "
+        "past_knee_probability parts_frac"
     )
 
     before: ScalePoint
     after: ScalePoint
-    yield_share: float
-    """Growth of tokens/s over growth of the number of GPUs, both in doublings: 1 if scaling is
-    linear, 0 if the added GPUs gain nothing."""
-    yield_low: float
-    yield_high: float
-    """90 % interval of ``yield_share``, paired."""
-    past_knee_probability: float
-    """Probability that ``yield_share`` is below ``KNEE_SHARE``."""
+    tokens: Estimate
+    """Factor by which tokens/s grow."""
     parts_frac: Mapping[Part, float]
     """Increase of each part of the GPU time per token, over the whole before; they add up to
     efficiency before over efficiency after, minus one."""
 
     @property
-    def tokens_factor(self) -> tuple[float, float, float]:
-        """Factor by which tokens/s grow, with the ends of the 90 % interval."""
-        gpus = self.after.num_ranks / self.before.num_ranks
-        return gpus**self.yield_share, gpus**self.yield_low, gpus**self.yield_high
+    def yields(self) -> dict[str, float]:
+        """Growth of tokens/s over growth of the number of GPUs, both in doublings, with its 90 %
+        interval: 1 if scaling is linear, 0 if the added GPUs gain nothing."""
+        doublings = math.log(self.after.num_ranks / self.before.num_ranks)
+        names = ("yield_share", "yield_low", "yield_high")
+        factors = (self.tokens.median, self.tokens.low, self.tokens.high)
+        return {n: math.log(f) / doublings for n, f in zip(names, factors, strict=True)}
+
+    @property
+    def past_knee_probability(self) -> float:
+        """Probability that the yield is below ``KNEE_SHARE``."""
+        return self.tokens.below((self.after.num_ranks / self.before.num_ranks) ** KNEE_SHARE)
 
     @property
     def bends(self) -> tuple[Part, ...]:
@@ -215,38 +213,21 @@ def best_on(num_ranks: int, plan: Plan, keep: LayoutConstraint | None = None) ->
 
 def _point(estimate: StepEstimate, smallest: StepEstimate, candidate: Candidate) -> ScalePoint:
     ratio = _gpu_time_s(smallest) / _gpu_time_s(estimate)
-    spread = math.exp(Z_90 * paired_sigma_log(estimate, smallest))
-    return ScalePoint(
-        estimate=estimate,
-        candidate=candidate,
-        efficiency_frac=ratio,
-        efficiency_low_frac=ratio / spread,
-        efficiency_high_frac=ratio * spread,
-    )
+    efficiency = replace(smallest.over(estimate), median=ratio)
+    return ScalePoint(estimate=estimate, candidate=candidate, efficiency=efficiency)
 
 
 def _growth(before: ScalePoint, after: ScalePoint) -> Growth:
-    doublings = math.log(after.num_ranks / before.num_ranks)
     cost, cost_after = _gpu_time_s(before.estimate), _gpu_time_s(after.estimate)
-    share = 1.0 - math.log(cost_after / cost) / doublings
-    sigma = paired_sigma_log(after.estimate, before.estimate) / doublings
+    factor = after.num_ranks / before.num_ranks * cost / cost_after
     parts, parts_after = _parts_s(before.estimate), _parts_s(after.estimate)
     names = [part for part in Part if part in parts or part in parts_after]
     return Growth(
         before=before,
         after=after,
-        yield_share=share,
-        yield_low=share - Z_90 * sigma,
-        yield_high=share + Z_90 * sigma,
-        past_knee_probability=_chance_below(share, sigma),
+        tokens=replace(before.estimate.over(after.estimate), median=factor),
         parts_frac={n: (parts_after.get(n, 0.0) - parts.get(n, 0.0)) / cost for n in names},
     )
-
-
-def _chance_below(share: float, sigma: float) -> float:
-    if sigma <= 0:
-        return float(share < KNEE_SHARE)
-    return NormalDist().cdf((KNEE_SHARE - share) / sigma)
 
 
 def _gpu_time_s(estimate: StepEstimate) -> float:

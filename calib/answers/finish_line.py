@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
-from ..advice import lateness_probability
 from ..forecast import Ended, Forecast
 from ..units import HOUR_S, format_time
 from ..workload import Goals
@@ -128,7 +127,7 @@ def _limits(forecast: Forecast, goals: Goals) -> Iterator[tuple[str, float]]:
 def _limit(forecast: Forecast, name: str, limit_unix_s: float) -> str:
     if forecast.finish_p95_unix_s <= limit_unix_s:
         return f"inside {name}"
-    late = lateness_probability(forecast, limit_unix_s)
+    late = forecast.remaining_time.chance_beyond(limit_unix_s - forecast.now_unix_s)
     if forecast.finish_p50_unix_s <= limit_unix_s:
         return f"ends after {name} with probability {late:.2f}"
     done = _done_frac(forecast, limit_unix_s - forecast.now_unix_s)

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
         throughput,
     )
     from .remaining_run import (
-        EVAL_SIGMA_LOG,
         FEW_SIGMA_LOG,
-        SAVE_SIGMA_LOG,
         MeasuredRun,
         RunProgress,
         measured_forecast,

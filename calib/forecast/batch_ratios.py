@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import check_ascending
-from ..regressors import Z_90
-from ..steps import FittedSteps, StepEstimate, error_ratio
+from ..regressors import Estimate
+from ..steps import FittedSteps, StepEstimate
 from ..workload import RunConfig
 
 RATIO_SIGMA_LOG = 0.01
@@ -20,18 +20,16 @@ _FEW_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRatio:
+class BatchRatio(Estimate):
     """Step time at one global batch size over that at another."""
 
-    ratio: float
-    sigma_log: float
     provenance: str = "modelled"
 
     def over(self, base: BatchRatio) -> BatchRatio:
         """Return the ratio of two sizes from ratios to a third with fully correlated errors."""
         return BatchRatio(
-            ratio=self.ratio / base.ratio,
-            sigma_log=abs(self.sigma_log - base.sigma_log) or base.sigma_log,
+            median=self.median / base.median,
+            unshared_sigma_log=abs(self.sigma_log - base.sigma_log) or base.sigma_log,
         )
 
 
@@ -53,15 +51,13 @@ class PredictedStep:
     def scaled(self, by: BatchRatio) -> PredictedStep:
         """Return the step at another batch size, its interval widened by the error of the ratio.
 
-        >>> twice = BatchRatio(ratio=2.0, sigma_log=0.0)
-        >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(twice)
+        >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(BatchRatio(median=2.0))
         PredictedStep(time_s=4.0, low_s=2.0, high_s=6.0)
         """
-        wide = math.exp(Z_90 * by.sigma_log)
         return PredictedStep(
-            time_s=self.time_s * by.ratio,
-            low_s=self.low_s * by.ratio / wide,
-            high_s=self.high_s * by.ratio * wide,
+            time_s=self.time_s * by.median,
+            low_s=self.low_s * by.low,
+            high_s=self.high_s * by.high,
         )
 
 
@@ -80,13 +76,13 @@ def model_ratios(
     estimates = dict(zip(others, other_estimates, strict=True)) | {base: running_estimate}
     for size in sizes:
         estimates.setdefault(size, running_estimate)
-    ratios = {base: BatchRatio(ratio=1.0, sigma_log=0.0)}
+    ratios = {base: BatchRatio(median=1.0)}
     for size, other in zip(others, other_estimates, strict=True):
-        paired = sum(log**2 for log in error_ratio(other, running_estimate).values())
-        schedule = RATIO_SIGMA_LOG * math.log2(size / base)
+        ratio = other.over(running_estimate)
         ratios[size] = BatchRatio(
-            ratio=other.time_s / running_estimate.time_s,
-            sigma_log=math.hypot(math.sqrt(paired), schedule),
+            median=ratio.median,
+            error_log=ratio.error_log,
+            unshared_sigma_log=RATIO_SIGMA_LOG * abs(math.log2(size / base)),
         )
     return estimates, ratios
 
@@ -99,7 +95,7 @@ def measured_ratios(
     A step has a constant part and one proportional to the number of micro-batches, so that sizes
     between two measured ones lie on a line, and those beyond nearly so.
     """
-    same = BatchRatio(ratio=1.0, sigma_log=0.0)
+    same = BatchRatio(median=1.0)
     base = modelled.get(reference, same)
     out = {
         size: known.over(base) if size != reference else same for size, known in modelled.items()
@@ -119,7 +115,7 @@ def measured_ratios(
         if size != reference:
             sigma = math.hypot(error_s / mean_s, reference_error_s / reference_s)
             out[size] = BatchRatio(
-                ratio=mean_s / reference_s, sigma_log=sigma, provenance="measured"
+                median=mean_s / reference_s, unshared_sigma_log=sigma, provenance="measured"
             )
     return out
 
@@ -141,8 +137,8 @@ def _on_the_line(
     # In units of the reference step, whose error is common to all ratios.
     error_s = abs(weight) * math.hypot(far_error_s, reference_error_s)
     return BatchRatio(
-        ratio=time_s / reference_s,
-        sigma_log=math.hypot(error_s / time_s, RATIO_SIGMA_LOG),
+        median=time_s / reference_s,
+        unshared_sigma_log=math.hypot(error_s / time_s, RATIO_SIGMA_LOG),
         provenance=f"line through {min(far, reference)} and {max(far, reference)}",
     )
 
@@ -152,9 +148,9 @@ def _combined(modelled: BatchRatio, line: BatchRatio | None) -> BatchRatio:
     if line is None:
         return modelled
     weights = [1.0 / max(known.sigma_log, RATIO_SIGMA_LOG) ** 2 for known in (modelled, line)]
-    logs = [math.log(known.ratio) for known in (modelled, line)]
+    logs = [math.log(known.median) for known in (modelled, line)]
     return BatchRatio(
-        ratio=math.exp(float(np.average(logs, weights=weights))),
-        sigma_log=sum(weights) ** -0.5,
+        median=math.exp(float(np.average(logs, weights=weights))),
+        unshared_sigma_log=sum(weights) ** -0.5,
         provenance=(modelled if weights[0] > weights[1] else line).provenance,
     )

@@ -15,8 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
 from ..errors import CalibrationError, check_ascending
-from ..regressors import Z_90
-from ..steps import StepEstimate
+from ..regressors import Z_90, Estimate
 from ..workload import Encoded
 
 SCHEMA = 1
@@ -38,6 +37,7 @@ _FEW_BLOCKS = 20
 _DRIFT_BLOCKS = 6
 
 Floats = NDArray[np.float64]
+_SAME = Estimate(median=1.0)
 # Total probability of larger numbers of failures; far below the precision that any rule needs.
 _NEGLIGIBLE = 1e-9
 # No run has more; components overlap long before, and each adds a term to every quantile.
@@ -219,9 +219,7 @@ class StepLoad:
     """Remaining steps at one global batch size, with their time relative to measured steps."""
 
     num_remaining: int
-    time_ratio: float = 1.0
-    sigma_log: float = 0.0
-    """Standard deviation of the logarithm of ``time_ratio``."""
+    time_ratio: Estimate = _SAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +310,7 @@ def forecast(
     steps_total: int,
     elapsed_s: float,
     step_times_s: ArrayLike = (),
-    estimate: StepEstimate | None = None,
+    estimate: Estimate | None = None,
     extras: Sequence[Extra] = (),
     loads: Sequence[StepLoad] = (),
     failures: Failures | None = None,
@@ -329,7 +327,7 @@ def forecast(
     step = _step(np.asarray(step_times_s, dtype=np.float64), estimate)
     num_remaining_steps = max(0, steps_total - steps_done)
     loads = loads or (StepLoad(num_remaining=num_remaining_steps),)
-    steps_s = step.mean * sum(load.num_remaining * load.time_ratio for load in loads)
+    steps_s = step.mean * sum(load.num_remaining * load.time_ratio.median for load in loads)
     extras_s = sum(extra.num_remaining * extra.time_s for extra in extras)
     wide = float(stdtrit(step.degrees, 0.95))
     # Replace Student's t by a normal with the same 95 % quantile, so that any level is defined.
@@ -389,8 +387,8 @@ def _remaining_sigma(
     step: MeanEstimate, loads: Sequence[StepLoad], extras: Sequence[Extra], drift_frac: float
 ) -> float:
     counts = np.asarray([load.num_remaining for load in loads], dtype=np.float64)
-    ratios = np.asarray([load.time_ratio for load in loads])
-    sigmas = np.asarray([load.sigma_log for load in loads])
+    ratios = np.asarray([load.time_ratio.median for load in loads])
+    sigmas = np.asarray([load.time_ratio.sigma_log for load in loads])
     whole = float(np.dot(counts, ratios))
     variance = (whole * step.standard_error) ** 2
     variance += float(np.dot(counts, ratios**2)) * step.long_run_sd**2
@@ -401,16 +399,16 @@ def _remaining_sigma(
     return math.sqrt(variance)
 
 
-def _step(values: Floats, estimate: StepEstimate | None) -> MeanEstimate:
+def _step(values: Floats, estimate: Estimate | None) -> MeanEstimate:
     if values.size >= _MIN_STEPS:
         return mean_estimate(values)
     if estimate is None:
         raise CalibrationError(
             f"{values.size} measured steps and no modelled one; record at least {_MIN_STEPS} steps"
         )
-    sigma_s = estimate.time_s * estimate.sigma_log
+    sigma_s = estimate.median * estimate.sigma_log
     return MeanEstimate(
-        mean=estimate.time_s,
+        mean=estimate.median,
         sd=sigma_s,
         standard_error=sigma_s,
         long_run_sd=0.0,

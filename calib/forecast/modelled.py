@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..memory import memory
+from ..regressors import Estimate
 from ..steps import FittedSteps, StepEstimate
 from ..timeline import Part
 from ..workload import RunConfig
@@ -15,6 +16,9 @@ from .remaining_schedule import BatchLevel, ramp_levels, schedule_levels, step_g
 SAVE_FIXED_S = 0.3
 SAVE_BYTES_PER_S = 0.5e9
 """Write rate of a rank's share of a checkpoint, until a save has been measured."""
+_EVAL_SIGMA_LOG = 0.2
+_SAVE_SIGMA_LOG = 1.0
+"""On unknown storage: from local disks to a busy file system."""
 _PASSES = (
     Part.FORWARD,
     Part.BACKWARD,
@@ -41,15 +45,16 @@ class ModelForecast:
     """Their iterations, from 1."""
     ratios: Mapping[int, BatchRatio]
     """Ratios of step times to that at ``config.batch``, by global batch size."""
-    eval_s: float
-    """Time of one evaluation of ``eval_iters`` passes."""
-    save_s: float
+    evaluation: Estimate
+    """Seconds of one evaluation of ``eval_iters`` passes."""
+    save: Estimate
+    """Seconds of one save."""
 
     def ratio(self, iteration: int, to: int) -> BatchRatio:
         """Return the step of an iteration (from 1) over that of ``to``; 1 without a ramp."""
         sizes = [batch_size_at(self.config, number) for number in (iteration, to)]
         if sizes[0] == sizes[1] or not self.ratios.keys() >= set(sizes):
-            return BatchRatio(ratio=1.0, sigma_log=0.0)
+            return BatchRatio(median=1.0)
         return self.ratios[sizes[0]].over(self.ratios[sizes[1]])
 
 
@@ -106,8 +111,13 @@ def model_forecast(
         recorded_s=tuple(recorded_s),
         recorded_numbers=tuple(recorded_numbers),
         ratios=ratios,
-        eval_s=config.cadence.eval_iters * passes_s * share,
-        save_s=SAVE_FIXED_S + (peak.weights_nbytes + peak.optimizer_nbytes) / SAVE_BYTES_PER_S,
+        evaluation=Estimate(
+            median=config.cadence.eval_iters * passes_s * share, unshared_sigma_log=_EVAL_SIGMA_LOG
+        ),
+        save=Estimate(
+            median=SAVE_FIXED_S + (peak.weights_nbytes + peak.optimizer_nbytes) / SAVE_BYTES_PER_S,
+            unshared_sigma_log=_SAVE_SIGMA_LOG,
+        ),
     )
 
 

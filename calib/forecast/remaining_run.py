@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..regressors import Estimate
 from ..samples import SampleTable
-from ..steps import StepEstimate
 from ..units import HOUR_S
 from ..workload import Goals, RunConfig
 from .batch_ratios import BatchRatio, measured_ratios
@@ -32,14 +32,11 @@ from .forecasts import (
 from .modelled import SAVE_BYTES_PER_S, ModelForecast, batch_levels
 from .remaining_schedule import BatchLevel, RemainingSchedule, remaining_schedule, step_groups
 
-EVAL_SIGMA_LOG = 0.2
-"""Error (log) of the time of a modelled evaluation."""
 FEW_SIGMA_LOG = 0.15
 """Error (log) of the next evaluations or saves as predicted by a single measured one."""
-SAVE_SIGMA_LOG = 1.0
-"""Error (log) of a save's time on unknown storage: from local disks to a busy file system."""
 GPU_HOURS_PER_FAILURE = 50_700.0
 """419 unexpected interruptions in 54 days on 16,384 GPUs (Llama 3, 2024, section 3.3.4)."""
+_NOTHING = Estimate(median=0.0)
 # With 3 % noise the mean of 8 steps has an error of 1 %, that of a ratio between sizes.
 _FEW_STEPS = 8
 
@@ -148,14 +145,14 @@ def _last_step(config: RunConfig, done: int) -> int:
     return min(cadence.train_iters, next_exit)
 
 
-def _at(model_forecast: ModelForecast, size: int) -> StepEstimate:
+def _at(model_forecast: ModelForecast, size: int) -> Estimate:
     """Return the modelled step at another batch size."""
     ratio = model_forecast.ratios.get(size)
     estimate = model_forecast.running_estimate
     if ratio is None or size == model_forecast.config.batch.global_batch_size:
         return estimate
     sigma = math.hypot(estimate.sigma_log, ratio.sigma_log)
-    return replace(estimate, time_s=estimate.time_s * ratio.ratio, sigma_log=sigma)
+    return Estimate(median=estimate.median * ratio.median, unshared_sigma_log=sigma)
 
 
 def _by_size(
@@ -189,7 +186,7 @@ def _series(
     if len(seen.get(reference, ())) >= _FEW_STEPS or len(seen) < 2:
         return tuple(seen.get(reference, ()))
     return tuple(
-        time_s / (ratios[size].ratio if size in ratios else 1.0)
+        time_s / (ratios[size].median if size in ratios else 1.0)
         for size, times in seen.items()
         for time_s in times
     )
@@ -201,15 +198,11 @@ def _loads(
     loads: list[StepLoad] = []
     words = ["measured"]
     for group in schedule.groups:
-        ratio = BatchRatio(ratio=1.0, sigma_log=0.0, provenance="measured")
+        ratio = BatchRatio(median=1.0, provenance="measured")
         if group.global_batch_size != reference:
             ratio = ratios.get(group.global_batch_size, ratio)
             words.append(f"batch {group.global_batch_size} {ratio.provenance}")
-        loads.append(
-            StepLoad(
-                num_remaining=group.num_steps, time_ratio=ratio.ratio, sigma_log=ratio.sigma_log
-            )
-        )
+        loads.append(StepLoad(num_remaining=group.num_steps, time_ratio=ratio))
     return tuple(loads), ", ".join(dict.fromkeys(words))
 
 
@@ -222,22 +215,21 @@ def _extras(
 ) -> list[Extra]:
     # Hosts and kernels that are slower than modelled are slower in evaluations, too.
     estimate = _at(model_forecast, reference)
-    slowdown = float(np.mean(times)) / estimate.time_s if len(times) else 1.0
+    slowdown = float(np.mean(times)) / estimate.median if len(times) else 1.0
+    evaluation = model_forecast.evaluation
     extras = [
         seen_extra(
             "evaluations",
             schedule.num_evals,
             so_far.eval_times_s,
-            model_forecast.eval_s * slowdown,
-            sigma_log=EVAL_SIGMA_LOG,
+            replace(evaluation, median=evaluation.median * slowdown),
             provenance="modelled: forward share of the step",
         ),
         seen_extra(
             "saves",
             schedule.num_saves,
             so_far.save_times_s,
-            model_forecast.save_s,
-            sigma_log=SAVE_SIGMA_LOG,
+            model_forecast.save,
             provenance=f"prior: {SAVE_BYTES_PER_S / 1e9:g} GB/s per rank",
         ),
     ]
@@ -251,9 +243,7 @@ def answers_extra(so_far: RunProgress, num_steps: int) -> Extra:
     """Return what further answers will add to the steps beside them."""
     seen = so_far.answer_times_s
     num_remaining = num_steps // so_far.answers_every if seen and so_far.answers_every else 0
-    return seen_extra(
-        "Forerun's answers", num_remaining, seen, 0.0, sigma_log=0.0, provenance="measured"
-    )
+    return seen_extra("Forerun's answers", num_remaining, seen, _NOTHING, provenance="measured")
 
 
 def irregular_extra(so_far: RunProgress, times: Sequence[float], num_steps: int) -> Extra:
@@ -277,9 +267,8 @@ def seen_extra(
     name: str,
     num_remaining: int,
     seen: Sequence[float],
-    prior_s: float,
+    prior: Estimate,
     *,
-    sigma_log: float,
     provenance: str,
 ) -> Extra:
     """Return extra work as measured, else as modelled; few measurements have a minimum error."""
@@ -287,8 +276,8 @@ def seen_extra(
         return Extra(
             name=name,
             num_remaining=num_remaining,
-            time_s=prior_s,
-            sigma_s=prior_s * sigma_log,
+            time_s=prior.median,
+            sigma_s=prior.median * prior.sigma_log,
             provenance=provenance,
         )
     mean_s = float(np.mean(seen))
@@ -455,7 +444,7 @@ def _measured_extras(
             due = done // interval - (done % interval == 0)
             count = (done + num_remaining_steps) // interval - due
         if count:
-            yield seen_extra(name, count, each_s, 0.0, sigma_log=0.0, provenance="")
+            yield seen_extra(name, count, each_s, _NOTHING, provenance="")
     if so_far.irregular_times_s and len(times) and num_remaining_steps:
         yield irregular_extra(so_far, times, num_remaining_steps)
     if (answers := answers_extra(so_far, num_remaining_steps)).num_remaining:

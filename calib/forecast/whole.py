@@ -82,13 +82,13 @@ def whole_run(
         is_saving=config.cadence.is_saving,
     )
     each_s = [
-        estimate.time_s * ahead.ratios[one.global_batch_size].ratio for one in schedule.groups
+        estimate.time_s * ahead.ratios[one.global_batch_size].median for one in schedule.groups
     ]
     duration_s = math.fsum(
         (
             *(one.num_steps * time_s for one, time_s in zip(schedule.groups, each_s, strict=True)),
-            schedule.num_evals * ahead.eval_s,
-            schedule.num_saves * ahead.save_s,
+            schedule.num_evals * ahead.evaluation.median,
+            schedule.num_saves * ahead.save.median,
         )
     )
     return WholeRun(

@@ -49,9 +49,9 @@ def _evaluations(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None
     if pricing is None or not cadence.eval_interval or not cadence.eval_iters:
         return None
     part, step_s = pricing.evaluation, pricing.current.step_time_s
-    if part.time_s / (part.time_s + step_s * cadence.eval_interval) < _MOST_EVAL_FRAC:
+    if part.median / (part.median + step_s * cadence.eval_interval) < _MOST_EVAL_FRAC:
         return None
-    wanted = _round_up(part.time_s * (1 / _WANTED_EVAL_FRAC - 1) / step_s)
+    wanted = _round_up(part.median * (1 / _WANTED_EVAL_FRAC - 1) / step_s)
     return Remedy(
         what=f"--eval-interval {cadence.eval_interval} with --eval-iters {cadence.eval_iters}",
         put=(("--eval-interval", str(wanted)),),
@@ -70,13 +70,14 @@ def _saves(launch: StatedLaunch, pricing: Pricing | None) -> Remedy | None:
     if pricing is None or not interval or not pricing.mtbf_s or launch.says("--async-save"):
         return None
     step_s, between_s = pricing.current.step_time_s, pricing.mtbf_s + pricing.restart_s
-    wanted = max(1, round(math.sqrt(2 * between_s * pricing.save.time_s) / step_s))
+    wanted = max(1, round(math.sqrt(2 * between_s * pricing.save.median) / step_s))
 
     def lost_frac(steps: int, one_s: float) -> float:
         return one_s / (steps * step_s) + steps * step_s / (2 * between_s)
 
-    gain = pricing.save.gain(
-        lambda one_s: (1 + lost_frac(wanted, one_s)) / (1 + lost_frac(interval, one_s)) - 1
+    gain = pricing.run_gain(
+        pricing.save,
+        lambda one_s: (1 + lost_frac(wanted, one_s)) / (1 + lost_frac(interval, one_s)) - 1,
     )
     if gain.time_frac >= -_LEAST_SAVE_GAIN_FRAC:
         return None

@@ -9,32 +9,12 @@ from functools import cached_property
 from statistics import fmean
 
 from ..advice import Candidate, compare
-from ..forecast import (
-    EVAL_SIGMA_LOG,
-    FEW_SIGMA_LOG,
-    SAVE_SIGMA_LOG,
-    ModelForecast,
-    model_forecast,
-)
+from ..forecast import FEW_SIGMA_LOG, ModelForecast, model_forecast
 from ..memory import Verdict
-from ..regressors import Z_90
+from ..regressors import Estimate
 from ..steps import FittedSteps
 from ..workload import RunConfig
 from .gain import Gain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Work between steps: seconds of one, and their standard deviation (log)."""
-
-    time_s: float
-    sigma_log: float
-
-    def gain(self, change: Callable[[float], float]) -> Gain:
-        """Return the gain of the run, given as function ``change`` of the seconds of one."""
-        spread = math.exp(Z_90 * self.sigma_log)
-        ends = sorted((change(self.time_s / spread), change(self.time_s * spread)))
-        return Gain(time_frac=change(self.time_s), low_frac=ends[0], high_frac=ends[1], of_run=True)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,27 +67,36 @@ class Pricing:
         return model_forecast(self.config, self.steps, estimate, started_unix_s=0.0)
 
     @property
-    def evaluation(self) -> Part:
+    def evaluation(self) -> Estimate:
         """One evaluation, as measured or else as modelled."""
         if self.eval_times_s:
             return _measured(self.eval_times_s)
-        return Part(time_s=self._model_forecast.eval_s, sigma_log=EVAL_SIGMA_LOG)
+        return self._model_forecast.evaluation
 
     @property
-    def save(self) -> Part:
+    def save(self) -> Estimate:
         """One save, as measured or else as modelled."""
         if self.save_times_s:
             return _measured(self.save_times_s)
-        return Part(time_s=self._model_forecast.save_s, sigma_log=SAVE_SIGMA_LOG)
+        return self._model_forecast.save
 
-    def interval_gain(self, part: Part, now: int, then: float = math.inf) -> Gain:
+    def interval_gain(self, part: Estimate, now: int, then: float = math.inf) -> Gain:
         """Return the gain from another interval (steps) of a part, relative to steps with parts.
 
         An infinite interval means that the part takes no training time.
         """
         step_s = self.current.step_time_s
-        return part.gain(lambda one_s: (step_s + one_s / then) / (step_s + one_s / now) - 1)
+        return self.run_gain(
+            part, lambda one_s: (step_s + one_s / then) / (step_s + one_s / now) - 1
+        )
+
+    @staticmethod
+    def run_gain(part: Estimate, change: Callable[[float], float]) -> Gain:
+        """Return the gain of the run, given as function ``change`` of the seconds of one part."""
+        low, high = sorted((change(part.low), change(part.high)))
+        return Gain(time_frac=change(part.median), low_frac=low, high_frac=high, of_run=True)
 
 
-def _measured(times_s: Sequence[float]) -> Part:
-    return Part(time_s=fmean(times_s), sigma_log=FEW_SIGMA_LOG / math.sqrt(len(times_s)))
+def _measured(times_s: Sequence[float]) -> Estimate:
+    sigma = FEW_SIGMA_LOG / math.sqrt(len(times_s))
+    return Estimate(median=fmean(times_s), unshared_sigma_log=sigma)

@@ -1,6 +1,6 @@
 """Regressors without knowledge of training: Gaussian process, forest, trees, robust fits.
 
-In and out: numpy arrays. Imports no other package of this project but errors.
+In and out: numpy arrays, or an estimate. Imports no other package of this project but errors.
 """
 
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
+    from .estimate import Estimate
     from .gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
     from .robust import (
         PRIOR_WEIGHT,

@@ -3,14 +3,13 @@ part."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ..fit import Source
 from ..layers import collective_uses, stage_operators
-from ..regressors import Z_90
+from ..regressors import Estimate
 from ..timeline import GroupTimes, Item, Part, Span, Term, item_name, term_of, term_of_role
 from ..workload import (
     Collective,
@@ -43,22 +42,12 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepEstimate(Encoded):
-    """Median step time, its 90 % interval, and the breakdown of the critical stage."""
+class StepEstimate(Estimate, Encoded):
+    """Step time of a layout, and the breakdown of its critical stage."""
 
     JSON: ClassVar[str] = "time_s low_s high_s critical_stage parts_s source_frac"
 
     config: RunConfig
-    time_s: float
-    low_s: float
-    high_s: float
-    sigma_log: float
-    """Deviation of log step time: a 90 % interval is ``Z_90`` times it to either side, in logs."""
-    error_log: Mapping[str, float]
-    """Change of log step time when one unknown is off by one deviation; the same name is the same
-    unknown in every estimate of one model."""
-    unshared_sigma_log: float
-    """Deviation specific to this layout."""
     critical_stage: int
     parts_s: Mapping[Part, float]
     """Seconds of the critical stage; they add up to ``time_s``."""
@@ -73,6 +62,31 @@ class StepEstimate(Encoded):
     """Spans for a trace, if a single layout was requested; the last ends after ``time_s``."""
     slices: Mapping[Place, tuple[Slice, ...]] = field(default_factory=dict, repr=False)
     """Slices of the spans, by place; empty if there are no spans."""
+
+    @property
+    def time_s(self) -> float:
+        """Median step time."""
+        return self.median
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of the 90 % interval of the step time."""
+        return self.low
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of the 90 % interval of the step time."""
+        return self.high
+
+    def over(self, other: StepEstimate) -> Estimate:
+        """Return the step over another of the same model; the ratio is certain if both are of one
+        layout.
+
+        The residuals from the constants are correlated by the similarity of the layouts.
+        """
+        if same_layout(self.config) == same_layout(other.config):
+            return Estimate(median=self.median / other.median)
+        return self.ratio(other, alike=float(similarity([self.config], [other.config])[0, 0]))
 
     def drawn(self, spans: Iterable[Span], slices: Mapping[Place, Iterable[Slice]]) -> StepEstimate:
         """Return the estimate with spans and their slices, scaled to its step time."""
@@ -152,27 +166,6 @@ def _term_sources(estimate: StepEstimate) -> dict[Term, dict[Source, float]]:
     return {term: _shares(contribution) for term, contribution in parts.items()}
 
 
-def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
-    """Return the standard deviation of the log ratio of two steps of one model; 0 for the same
-    layout.
-
-    An error that lengthens both equally cancels: errors of one name are subtracted before they are
-    squared, and the residuals from the constants are correlated by the similarity of the layouts.
-    """
-    if same_layout(one.config) == same_layout(other.config):
-        return 0.0
-    squares = sum(log**2 for log in error_ratio(one, other).values())
-    ours, theirs = one.unshared_sigma_log, other.unshared_sigma_log
-    alike = float(similarity([one.config], [other.config])[0, 0])
-    return math.sqrt(squares + ours**2 + theirs**2 - 2 * alike * ours * theirs)
-
-
-def error_ratio(one: StepEstimate, other: StepEstimate) -> dict[str, float]:
-    """Return the change of the log ratio of two steps, by unknown."""
-    names = {*one.error_log, *other.error_log}
-    return {n: one.error_log.get(n, 0.0) - other.error_log.get(n, 0.0) for n in sorted(names)}
-
-
 def step_estimate(
     config: RunConfig,
     group_times: GroupTimes,
@@ -187,18 +180,13 @@ def step_estimate(
 ) -> StepEstimate:
     """Build the estimate of one layout of a group; ``scale`` is the factor specific to this layout,
     and the group's alternative ``slow_host`` has a host at the slow end of its interval."""
-    time_s = scale * float(group_times.total_s[row, 0])
-    sigma = math.sqrt(sum(log**2 for log in error_log.values()) + unshared_sigma_log**2)
     critical = group_times.critical_stage(row)
     contributions = _contributions(config, critical, items_s, sources)
     assert group_times.blocks.waits_s is not None  # layouts of a step model have launches
     waits_frac = group_times.of_blocks(row, group_times.blocks.waits_s) / group_times.total_s[row]
     return StepEstimate(
         config=config,
-        time_s=time_s,
-        low_s=time_s * math.exp(-Z_90 * sigma),
-        high_s=time_s * math.exp(Z_90 * sigma),
-        sigma_log=sigma,
+        median=scale * float(group_times.total_s[row, 0]),
         error_log=error_log,
         unshared_sigma_log=unshared_sigma_log,
         critical_stage=critical,

@@ -46,6 +46,7 @@ from .table import (
 if TYPE_CHECKING:
     from ...calib.answers import Answer, Modelled
     from ...calib.drift import Clock
+    from ...calib.regressors import Estimate
 
 
 NEGLIGIBLE_S = 1e-6
@@ -574,7 +575,7 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
         "best layout": lambda row: row.candidate.label if row.candidate else "none fits",
         **{name: fitting(read) for name, read in STEP_CELLS.items()},
         TOKENS: fitting(lambda one: count_cell(one.throughput.tokens_per_s)),
-        "efficiency": lambda row: format_frac(row.point.efficiency_frac) if row.point else "",
+        "efficiency": lambda row: format_frac(row.point.efficiency.median) if row.point else "",
     }
     is_whole = any(row.whole_run is not None for row in rows)
     cells |= _whole_run_cells() if is_whole else _giga_token_cells()
@@ -624,16 +625,17 @@ def scaling_text(curves: Sequence[Scaling]) -> str:
 
 def bars(curves: Sequence[Scaling]) -> Iterator[str]:
     """Yield efficiency relative to the smallest number of GPUs as bars, one per line."""
-    most = max(point.efficiency_frac for one in curves for point in one.points)
+    most = max(point.efficiency.median for one in curves for point in one.points)
     for one in curves:
         yield f"efficiency, {one.device}" if len(curves) > 1 else "efficiency"
         knee = one.knee.num_ranks
         for point in one.points:
-            bar = "█" * max(1, round(_BAR * point.efficiency_frac / max(1.0, most)))
-            low, high = point.efficiency_low_frac, point.efficiency_high_frac
-            ends = f" ({_points(low)} to {_points(high)})" if point is not one.points[0] else ""
+            frac = point.efficiency
+            bar = "█" * max(1, round(_BAR * frac.median / max(1.0, most)))
+            ends = f" ({_points(frac.low)} to {_points(frac.high)})"
+            ends = ends if point is not one.points[0] else ""
             mark = " <- knee" if point.num_ranks == knee else ""
-            yield f"{point.num_ranks:>9,} {bar} {_points(point.efficiency_frac)} %{ends}{mark}"
+            yield f"{point.num_ranks:>9,} {bar} {_points(frac.median)} %{ends}{mark}"
 
 
 def scaling_lines(curves: Sequence[Scaling]) -> Iterator[str]:
@@ -678,11 +680,7 @@ def knee_line(scaling: Scaling) -> str:
 def growth_line(growth: Growth) -> str:
     """Return the gain of more GPUs, and the parts that increase the GPU time per token."""
     before, after = growth.before.num_ranks, growth.after.num_ranks
-    factor, low, high = growth.tokens_factor
-    text = (
-        f"{before:,} to {after:,} GPUs give {factor:.2f} times the tokens/s (90 %: {low:.2f} to "
-        f"{high:.2f})"
-    )
+    text = f"{before:,} to {after:,} GPUs give {_times_tokens(growth.tokens)}"
     causes = _causes(growth)
     return f"{text}; each token costs more GPU time in {', '.join(causes)}" if causes else text
 
@@ -702,11 +700,12 @@ def _device_comparison(one: Scaling, other: Scaling) -> Iterator[str]:
     theirs = {point.num_ranks: point for point in other.points}
     both = [point for point in one.points if point.num_ranks in theirs]
     for point in both[:1] + both[1:][-1:]:
-        ratio, low, high = theirs[point.num_ranks].over(point)
-        yield (
-            f"{other.device} against {one.device} on {point.num_ranks:,} GPUs: {ratio:.2f} times "
-            f"the tokens/s (90 %: {low:.2f} to {high:.2f})"
-        )
+        factor = _times_tokens(theirs[point.num_ranks].over(point))
+        yield f"{other.device} against {one.device} on {point.num_ranks:,} GPUs: {factor}"
+
+
+def _times_tokens(factor: Estimate) -> str:
+    return f"{factor.median:.2f} times the tokens/s (90 %: {factor.low:.2f} to {factor.high:.2f})"
 
 
 def _points(frac: float) -> str:

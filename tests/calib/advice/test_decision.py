@@ -14,7 +14,6 @@ from forerun.calib.advice.decision import (
     Decision,
     Rule,
     decide,
-    lateness_probability,
     saving_probability,
 )
 from forerun.calib.advice.planning import Candidate, Plan
@@ -140,11 +139,17 @@ def test_a_closer_end_makes_a_restart_less_worth(steady: Steady, planned: Planne
 
 def test_lateness_is_the_tail_of_the_finish(steady: Steady) -> None:
     run = steady()
-    assert lateness_probability(run, run.finish_p50_unix_s) == pytest.approx(0.5)
-    assert lateness_probability(run, run.finish_p95_unix_s) == pytest.approx(0.05)
+    ends_unix_s = [run.finish_p50_unix_s, run.finish_p95_unix_s]
+    chances = [lateness(run, end_unix_s) for end_unix_s in ends_unix_s]
+    assert chances == pytest.approx([0.5, 0.05])
     exact = replace(run, remaining_time=RemainingTime.normal(run.remaining_s, 0.0))
-    assert lateness_probability(exact, run.finish_p50_unix_s - 1) == 1
-    assert lateness_probability(exact, run.finish_p50_unix_s + 1) == 0
+    assert lateness(exact, run.finish_p50_unix_s - 1) == 1
+    assert lateness(exact, run.finish_p50_unix_s + 1) == 0
+
+
+def lateness(run: Forecast, deadline_unix_s: float) -> float | None:
+    decision = decide(Goals(deadline_unix_s=deadline_unix_s), forecast=run, plan=None)
+    return next(one.probability for one in decision.reasons if one.rule is Rule.DEADLINE)
 
 
 def test_a_deadline_that_cannot_be_met_stops_without_a_plan(steady: Steady) -> None:

@@ -18,7 +18,6 @@ from forerun.calib.advice.explanation import Difference, Explanation, explain, w
 from forerun.calib.advice.planning import plan
 from forerun.calib.errors import ConfigError
 from forerun.calib.regressors.robust import Z_90
-from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.timeline.terms import Term
 from forerun.calib.workload.choices import AXES, axis_value
 from forerun.calib.workload.config import Recompute, RunConfig
@@ -127,7 +126,7 @@ def test_the_interval_is_that_of_a_plan(layout: Layout, planted: Callable[..., A
     steps = steps_of(planted())
     result = difference(explain(one, other, steps))
     mine, its = steps.estimates([one, other])
-    spread = math.exp(Z_90 * paired_sigma_log(mine, its))
+    spread = math.exp(Z_90 * mine.over(its).sigma_log)
     assert result.low_s == pytest.approx(mine.time_s / spread - its.time_s)
     assert result.high_s == pytest.approx(mine.time_s * spread - its.time_s)
     assert result.is_distinguishable == (result.low_s > 0 or result.high_s < 0)

@@ -16,7 +16,6 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.robust import Z_90
 from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget
-from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.workload.choices import layout_label
 from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 
@@ -111,9 +110,9 @@ def test_shared_errors_cancel_before_they_are_squared(
 ) -> None:
     configs = [layout(dp=2), layout(dp=2, recompute=Recompute.SELECTIVE), layout(tp=2)]
     base, recomputed, across = estimate_many(configs, planted())
-    assert paired_sigma_log(base, base) == 0
-    assert paired_sigma_log(base, recomputed) < 0.7 * base.sigma_log
-    assert paired_sigma_log(base, across) > paired_sigma_log(base, recomputed)
+    assert base.over(base).sigma_log == 0
+    assert base.over(recomputed).sigma_log < 0.7 * base.sigma_log
+    assert base.over(across).sigma_log > base.over(recomputed).sigma_log
 
 
 def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> None:

@@ -62,10 +62,10 @@ def test_work_that_divides_keeps_its_efficiency(
     scaling = replicated(machine(), layout)
     assert [point.num_ranks for point in scaling.points] == list(COUNTS)
     for point in scaling.points:
-        assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
-        assert point.efficiency_low_frac <= 1.0 <= point.efficiency_high_frac
+        assert point.efficiency.median == pytest.approx(1.0, rel=EXACT)
+        assert point.efficiency.low <= 1.0 <= point.efficiency.high
     for growth in scaling.growths:
-        assert growth.yield_share == pytest.approx(1.0, rel=EXACT)
+        assert growth.yields["yield_share"] == pytest.approx(1.0, rel=EXACT)
         assert growth.bends == ()
     assert scaling.knee.num_ranks is None
     assert scaling.knee.high_num_ranks is None
@@ -85,14 +85,14 @@ def test_a_serial_part_gives_amdahls_curve_and_its_knee(
     scaling = replicated(machine(serial_s), layout)
     for point in scaling.points:
         amdahl = (serial_s + work_s) / (serial_s * point.num_ranks + work_s)
-        assert point.efficiency_frac == pytest.approx(amdahl, rel=EXACT)
+        assert point.efficiency.median == pytest.approx(amdahl, rel=EXACT)
     assert scaling.knee.num_ranks == knee
     for growth in scaling.growths:
         before, after = (serial_s + work_s / one.num_ranks for one in (growth.before, growth.after))
-        assert growth.yield_share == pytest.approx(math.log2(before / after), rel=EXACT)
-        assert growth.tokens_factor[0] == pytest.approx(before / after, rel=EXACT)
+        assert growth.yields["yield_share"] == pytest.approx(math.log2(before / after), rel=EXACT)
+        assert growth.tokens.median == pytest.approx(before / after, rel=EXACT)
         assert growth.bends == (Part.HOST,)
-        total = growth.before.efficiency_frac / growth.after.efficiency_frac - 1
+        total = growth.before.efficiency.median / growth.after.efficiency.median - 1
         assert sum(growth.parts_frac.values()) == pytest.approx(total, rel=EXACT)
 
 
@@ -102,10 +102,11 @@ def test_a_device_of_half_the_speed_is_half_of_the_other(
     one = replicated(machine(), layout)
     other = replicated(machine(flop_per_s=0.5e10), layout)
     for fast, slow in zip(one.points, other.points, strict=True):
-        ratio, low, high = slow.over(fast)
-        assert ratio == pytest.approx(0.5, rel=EXACT)
-        assert low < ratio < high
-        assert fast.over(slow) == pytest.approx((1 / ratio, 1 / high, 1 / low), rel=EXACT)
+        ratio, back = slow.over(fast), fast.over(slow)
+        assert ratio.median == pytest.approx(0.5, rel=EXACT)
+        assert ratio.low < ratio.median < ratio.high
+        ends = (1 / ratio.median, 1 / ratio.high, 1 / ratio.low)
+        assert (back.median, back.low, back.high) == pytest.approx(ends, rel=EXACT)
 
 
 def test_messages_that_grow_bend_the_curve_by_their_own_name(
@@ -113,7 +114,7 @@ def test_messages_that_grow_bend_the_curve_by_their_own_name(
 ) -> None:
     scaling = replicated(machine(bytes_per_s=3e7), layout, (2, 4, 8, 16))
     assert all(growth.bends[0] is Part.DP for growth in scaling.growths)
-    rates = [growth.yield_share for growth in scaling.growths]
+    rates = [growth.yields["yield_share"] for growth in scaling.growths]
     assert rates == sorted(rates, reverse=True)
 
 
@@ -124,7 +125,7 @@ def test_a_batch_that_grows_hides_what_is_paid_once_in_a_step(
     assert scaling.is_weak
     assert [one.config.batch.global_batch_size for one in scaling.points] == [2 * n for n in COUNTS]
     for point in scaling.points:
-        assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
+        assert point.efficiency.median == pytest.approx(1.0, rel=EXACT)
     assert not replicated(machine(0.05), layout).is_weak
 
 
@@ -142,8 +143,9 @@ def test_intervals_hold_the_knee_and_say_where_they_cannot_be_trusted(
         assert knee.low_num_ranks is not None
         assert knee.low_num_ranks <= knee.num_ranks <= (knee.high_num_ranks or COUNTS[-1])
         for one in scaling.growths:
-            assert one.yield_low <= one.yield_share <= one.yield_high
-            assert (one.past_knee_probability > 0.5) is (one.yield_share < KNEE_SHARE)
+            share, low, high = one.yields.values()
+            assert low <= share <= high
+            assert (one.past_knee_probability > 0.5) is (share < KNEE_SHARE)
 
 
 def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_named(

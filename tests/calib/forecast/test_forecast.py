@@ -20,6 +20,7 @@ from forerun.calib.forecast.forecasts import (
     learned_drift_frac,
     mean_estimate,
 )
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.workload.config import RunConfig
 
 NOW = 1_700_000_000.0
@@ -125,7 +126,8 @@ def test_json_has_its_schema_and_every_number() -> None:
 
 
 def test_steps_of_other_batch_sizes_are_longer() -> None:
-    loads = [StepLoad(num_remaining=10), StepLoad(num_remaining=30, time_ratio=2.0, sigma_log=0.1)]
+    twice = Estimate(median=2.0, unshared_sigma_log=0.1)
+    loads = [StepLoad(num_remaining=10), StepLoad(num_remaining=30, time_ratio=twice)]
     result = predict(np.full(20, 1.0), num_remaining=40, drift_frac=0.0, loads=loads)
     assert result.steps_s == 70.0
     (sigma_s,) = result.remaining_time.sigmas_s

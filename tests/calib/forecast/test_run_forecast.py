@@ -123,11 +123,11 @@ def test_two_sizes_give_those_between_and_beyond_by_a_line() -> None:
     random = np.random.default_rng(2)
     sizes = {4: 0.5, 8: 0.7}
     seen = {size: time_s + 1e-4 * random.standard_normal(40) for size, time_s in sizes.items()}
-    modelled = {s: BatchRatio(ratio=s / 8, sigma_log=0.3) for s in (4, 6, 8, 16)}
+    modelled = {s: BatchRatio(median=s / 8, unshared_sigma_log=0.3) for s in (4, 6, 8, 16)}
     result = measured_ratios({s: v.tolist() for s, v in seen.items()}, 8, modelled)
-    assert result[4].ratio == pytest.approx(0.5 / 0.7, rel=1e-3)
-    assert result[6].ratio == pytest.approx(0.6 / 0.7, rel=5e-3)
-    assert result[16].ratio == pytest.approx(1.1 / 0.7, rel=5e-3)
+    assert result[4].median == pytest.approx(0.5 / 0.7, rel=1e-3)
+    assert result[6].median == pytest.approx(0.6 / 0.7, rel=5e-3)
+    assert result[16].median == pytest.approx(1.1 / 0.7, rel=5e-3)
     assert "line" in result[16].provenance and result[4].provenance == "measured"
 
 
