@@ -147,7 +147,7 @@ class Calibration:
         measured = self.measured_host.get(key)
         if measured is None and key[0] is OperatorKind.SHARD_UNIT:
             unit = unit_guess(self.ceilings.launch_s)
-            return _constant(number, unit.time_s, unit.sigma_log, Source.PRIOR)
+            return _constant(number, unit.median, unit.sigma_log, Source.PRIOR)
         if measured is None and key == (OperatorKind.HOST_MICROBATCH, Phase.RECOMPUTE):
             measured = self.measured_host.get((OperatorKind.HOST_MICROBATCH, Phase.FORWARD))
         if measured is None:
@@ -244,7 +244,7 @@ class Calibration:
             ]
             known = self.operators(plain)
             calls = [calls_guess(one.shape[1], launch_s) for one in operators]
-            added = np.array([guess.time_s for guess in calls])
+            added = np.array([guess.median for guess in calls])
             times = known.time_s + added
             open_log = np.array([guess.sigma_log for guess in calls])
             sigmas = np.hypot(known.time_s * known.sigma_log, added * open_log) / times

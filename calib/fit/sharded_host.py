@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..layers import stage_operators
 from ..network import Measured
+from ..regressors import Estimate
 from ..workload import Operator, OperatorKind, Phase, RunConfig
 from .batches import batch_of
 from .machine import MachineModel
@@ -34,37 +35,29 @@ _GRID = np.linspace(-6.0, 6.0, 2401)
 """Log factors on the grid: ten deviations of the narrower prior, in steps of half a percent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guess:
-    """An uncertain time: its median, and the deviation of its logarithm."""
-
-    time_s: float
-    sigma_log: float
-
-
-def split_measured(total_s: float, one: Guess, other: Guess) -> tuple[Guess, Guess]:
+def split_measured(total_s: float, one: Estimate, other: Estimate) -> tuple[Estimate, Estimate]:
     """Split a measured sum into its two parts of largest posterior, with their remaining deviation.
 
     Among pairs that add up to the sum, choose the nearest to both medians, in deviations of their
     logarithms; the less certain part moves more.
 
-    >>> tight, loose = Guess(time_s=1.0, sigma_log=0.01), Guess(time_s=1.0, sigma_log=1.0)
-    >>> [round(part.time_s, 2) for part in split_measured(5.0, tight, loose)]
+    >>> tight, loose = (Estimate(median=1.0, unshared_sigma_log=sigma) for sigma in (0.01, 1.0))
+    >>> [round(part.median, 2) for part in split_measured(5.0, tight, loose)]
     [1.0, 4.0]
     """
-    log_one = np.log(one.time_s) + one.sigma_log * _GRID
+    log_one = np.log(one.median) + one.sigma_log * _GRID
     log_one = log_one[np.exp(log_one) < total_s]
     if not log_one.size:
         half = total_s / 2
-        return replace(one, time_s=half), replace(other, time_s=half)
+        return replace(one, median=half), replace(other, median=half)
     first = np.exp(log_one)
     second = total_s - first
-    away = ((log_one - np.log(one.time_s)) / one.sigma_log) ** 2
-    away += ((np.log(second) - np.log(other.time_s)) / other.sigma_log) ** 2
+    away = ((log_one - np.log(one.median)) / one.sigma_log) ** 2
+    away += ((np.log(second) - np.log(other.median)) / other.sigma_log) ** 2
     weight = np.exp(-(away - away.min()) / 2)
     best = int(np.argmin(away))
     return tuple(  # type: ignore[return-value]
-        Guess(time_s=float(part[best]), sigma_log=_deviation(np.log(part), weight))
+        Estimate(median=float(part[best]), unshared_sigma_log=_deviation(np.log(part), weight))
         for part in (first, second)
     )
 
@@ -79,7 +72,7 @@ def with_units(
 ) -> dict[Key, Measured]:
     """Split the host's constants of an FSDP run into those of a pass and of a unit; unchanged
     without units."""
-    constants = dict(host)
+    constants, unit = dict(host), unit_guess(launch_s)
     work = stage_operators(config, 0)
     num_chunks = len(config.chunks_of(0))
     for phase, counts in ((Phase.FORWARD, work.forward), (Phase.BACKWARD, work.backward)):
@@ -90,25 +83,27 @@ def with_units(
         total, each = constants[key], units / num_chunks
         plain, sharded = split_measured(
             total.time_s,
-            Guess(time_s=PLAIN_HOST_S, sigma_log=PLAIN_HOST_SIGMA_LOG),
-            Guess(time_s=each * unit_guess(launch_s).time_s, sigma_log=SHARDED_SIGMA_LOG),
+            Estimate(median=PLAIN_HOST_S, unshared_sigma_log=PLAIN_HOST_SIGMA_LOG),
+            replace(unit, median=each * unit.median),
         )
         constants[key] = _measured_part(total, plain)
         constants[OperatorKind.SHARD_UNIT, phase] = _measured_part(
-            total, replace(sharded, time_s=sharded.time_s / each)
+            total, replace(sharded, median=sharded.median / each)
         )
     return constants
 
 
-def unit_guess(launch_s: float) -> Guess:
+def unit_guess(launch_s: float) -> Estimate:
     """Return the prior of one pass of a unit."""
-    return Guess(time_s=SHARD_UNIT_LAUNCHES * launch_s, sigma_log=SHARDED_SIGMA_LOG)
+    return Estimate(median=SHARD_UNIT_LAUNCHES * launch_s, unshared_sigma_log=SHARDED_SIGMA_LOG)
 
 
-def calls_guess(calls: float, launch_s: float) -> Guess:
+def calls_guess(calls: float, launch_s: float) -> Estimate:
     """Return the prior of the additional time of ``calls`` calls on sharded tensors over plain
     ones."""
-    return Guess(time_s=calls * SHARDED_CALL_LAUNCHES * launch_s, sigma_log=SHARDED_SIGMA_LOG)
+    return Estimate(
+        median=calls * SHARDED_CALL_LAUNCHES * launch_s, unshared_sigma_log=SHARDED_SIGMA_LOG
+    )
 
 
 def plain_optimizer_log(
@@ -138,11 +133,11 @@ def _over_law(operator: Operator, total_s: float, machine: MachineModel) -> tupl
     usual_s = law_s(operator, machine)
     plain, _ = split_measured(
         total_s,
-        Guess(time_s=usual_s, sigma_log=PLAIN_SIGMA_LOG),
+        Estimate(median=usual_s, unshared_sigma_log=PLAIN_SIGMA_LOG),
         calls_guess(operator.shape[1], machine.ceilings.launch_s),
     )
-    return math.log(plain.time_s / usual_s), plain.sigma_log
+    return math.log(plain.median / usual_s), plain.sigma_log
 
 
-def _measured_part(total: Measured, part: Guess) -> Measured:
-    return replace(total, time_s=part.time_s, sigma_log=math.hypot(total.sigma_log, part.sigma_log))
+def _measured_part(total: Measured, part: Estimate) -> Measured:
+    return replace(total, time_s=part.median, sigma_log=math.hypot(total.sigma_log, part.sigma_log))

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..layers import BlockKind, block, launched_frac
 from ..network import Measured
-from ..regressors import drawn_sigma_log
+from ..regressors import Estimate, drawn_sigma_log
 from ..timeline import Floats, Ints
 from ..workload import Operator, OperatorKind, Phase, RunConfig
 
@@ -41,14 +41,6 @@ class LaunchTime:
     time_s: float
     sigma_log: float
     """Standard deviation of its logarithm between steps and shapes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerLaunch:
-    """The host's time for one pass of a layer, and the deviation of its logarithm in a launch."""
-
-    time_s: float
-    sigma_log: float
 
 
 def launch_times(measured: Mapping[Operator, Measured]) -> tuple[LaunchTime, ...]:
@@ -82,9 +74,9 @@ def launch_times(measured: Mapping[Operator, Measured]) -> tuple[LaunchTime, ...
 
 def layer_launches(
     config: RunConfig, run_times: Sequence[LaunchTime], others: Sequence[Sequence[LaunchTime]]
-) -> Mapping[Phase, LayerLaunch]:
-    """Return the launches of a layer of a running layout, by pass, on an x86 host; a pass without
-    any known operator is left out.
+) -> Mapping[Phase, Estimate]:
+    """Return the host's time for the launches of a layer of a running layout, by pass, on an x86
+    host; a pass without any known operator is left out.
 
     ``run_times`` are this run's launch times, ``others`` those of other runs of its machine.
     Experts and graphs have none: the host's work differs there with the routing, or leaves no
@@ -108,9 +100,9 @@ def layer_launches(
         class_sigma = float(times_s @ [sigma for *_, sigma in known]) / float(times_s.sum())
         layer_s = float(times_s.sum()) / known_frac * math.exp(law.rate_log)
         # The floor refers to an x86 host; layouts on another host have a factor on it.
-        out[phase] = LayerLaunch(
-            time_s=layer_s / launched_frac(config, BlockKind.LAYER),
-            sigma_log=math.hypot(law.rate_sigma_log, class_sigma, 1.0 - known_frac),
+        out[phase] = Estimate(
+            median=layer_s / launched_frac(config, BlockKind.LAYER),
+            unshared_sigma_log=math.hypot(law.rate_sigma_log, class_sigma, 1.0 - known_frac),
         )
     return out
 

@@ -95,9 +95,9 @@ def _launches(
     if forward is None:
         return {**centers, **_floor(calibration, config)}, {**sigmas, FLOOR: _UNSEEN_HOST_LOG}
     if backward is not None:
-        centers[FLOOR_RATIO] = math.log(backward.time_s / forward.time_s)
+        centers[FLOOR_RATIO] = math.log(backward.median / forward.median)
         sigmas[FLOOR_RATIO] = backward.sigma_log
-    return {**centers, FLOOR: math.log(forward.time_s)}, {**sigmas, FLOOR: forward.sigma_log}
+    return {**centers, FLOOR: math.log(forward.median)}, {**sigmas, FLOOR: forward.sigma_log}
 
 
 def _floor(calibration: Calibration, config: RunConfig) -> _Constants:

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.fit.sharded_host import Guess, split_measured
+from forerun.calib.fit.sharded_host import split_measured
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig, Sharding
@@ -118,11 +119,11 @@ def test_units_leave_the_host_of_a_pass_and_add_up_with_it(calibrated) -> None:
     assert plainly[0] == pytest.approx(HOST_S, rel=0.01)
 
 
-GUESSES = st.builds(Guess, time_s=st.floats(1e-6, 1.0), sigma_log=st.floats(0.05, 1.5))
+GUESSES = st.builds(Estimate, median=st.floats(1e-6, 1.0), unshared_sigma_log=st.floats(0.05, 1.5))
 
 
 @given(total_s=st.floats(1e-6, 2.0), one=GUESSES, other=GUESSES)
-def test_parts_add_up_and_none_is_negative(total_s: float, one: Guess, other: Guess) -> None:
+def test_parts_add_up_and_none_is_negative(total_s: float, one: Estimate, other: Estimate) -> None:
     first, second = split_measured(total_s, one, other)
-    assert first.time_s > 0 and second.time_s > 0
-    assert first.time_s + second.time_s == pytest.approx(total_s)
+    assert first.median > 0 and second.median > 0
+    assert first.median + second.median == pytest.approx(total_s)
