@@ -120,7 +120,7 @@ def sums(found: Sequence[Pair]) -> Mapping[str, float]:
     steps = [p.candidate for p in found]
     far = [p for p in found if abs(p.off_frac) > CLEAR_FRAC]
     gains = [p for p in found if p.candidate.is_comparable]
-    halves = [(p.candidate.time_frac_high - p.candidate.time_frac_low) / 2 for p in gains]
+    halves = [(p.candidate.ratio.high - p.candidate.ratio.low) / 2 for p in gains]
     busy = [
         half
         for p, half in zip(gains, halves, strict=True)
@@ -139,7 +139,7 @@ def sums(found: Sequence[Pair]) -> Mapping[str, float]:
         "gains of one model": len(gains),
         "their mean error": _mean(abs(p.candidate.time_frac - p.true_frac) for p in gains),
         "their intervals that hold": sum(
-            p.candidate.time_frac_low <= p.true_frac <= p.candidate.time_frac_high for p in gains
+            p.candidate.ratio.low <= 1 + p.true_frac <= p.candidate.ratio.high for p in gains
         ),
         "their half-width": _mean(halves),
         "half-width where no host is waited for": _mean(busy),
@@ -164,7 +164,7 @@ def _row(pair: Pair) -> list[str]:
         f"{pair.off_frac:+.1%}",
         "yes" if pair.is_inside else "no",
         f"{one.time_frac:+.1%}" if is_gain else "",
-        f"{one.time_frac_low:+.0%} to {one.time_frac_high:+.0%}" if is_gain else "",
+        f"{one.ratio.low - 1:+.0%} to {one.ratio.high - 1:+.0%}" if is_gain else "",
         f"{pair.true_frac:+.1%}",
         f"{one.host_wait_frac:.0%} (up to {one.host_wait_high_frac:.0%})",
     ]

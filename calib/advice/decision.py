@@ -15,7 +15,6 @@ from ..errors import check_ascending
 from ..forecast import Forecast
 from ..memory import Verdict
 from ..records import Action
-from ..regressors import Estimate
 from ..units import HOUR_S, format_frac, format_time
 from ..workload import CheckpointForm, Encoded, Goals
 from .planning import Candidate, Plan
@@ -180,10 +179,7 @@ def saving_probability(
     integrated over.  Steps, evaluations and failures shrink in the same proportion.  ``bias_log``
     is the bias of the log ratio towards low values, see ``selection_bias_log``.
     """
-    ratio = Estimate(
-        median=math.exp(bias_log) * (1.0 + candidate.time_frac),
-        unshared_sigma_log=candidate.log_ratio_sigma,
-    )
+    ratio = replace(candidate.ratio, median=math.exp(bias_log) * candidate.ratio.median)
     nodes_s = forecast.remaining_time.nodes(_NUM_NODES).tolist()
     chances = [ratio.below(1.0 - cost_s / node_s) for node_s in nodes_s if node_s > cost_s]
     return math.fsum(chances) / _NUM_NODES
@@ -196,21 +192,20 @@ def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> fl
     and the fastest is chosen again: its mean error is the bias (parametric bootstrap; Efron and
     Tibshirani, 1993, chapter 10).  0 for a single layout; deterministic.
     """
-    best_log = math.log1p(chosen.time_frac)
+    best_log = math.log(chosen.ratio.median)
     near = [
         c
         for c in candidates
-        if math.log1p(c.time_frac) - best_log
-        <= _NEAR_SIGMAS * max(c.log_ratio_sigma, chosen.log_ratio_sigma)
+        if math.log(c.ratio.median) - best_log
+        <= _NEAR_SIGMAS * max(c.ratio.sigma_log, chosen.ratio.sigma_log)
     ]
     if len(near) < 2:
         return 0.0
-    logs = np.array([math.log1p(c.time_frac) for c in near])
-    names = sorted({name for c in near for name in c.error_log})
-    shared = np.array([[c.error_log.get(name, 0.0) for name in names] for c in near])
+    logs = np.array([math.log(c.ratio.median) for c in near])
+    names = sorted({name for c in near for name in c.ratio.error_log})
+    shared = np.array([[c.ratio.error_log.get(name, 0.0) for name in names] for c in near])
     shared = shared.reshape(len(near), len(names))
-    sigmas = np.array([c.log_ratio_sigma for c in near])
-    independent_sigmas = np.sqrt(np.maximum(sigmas**2 - (shared**2).sum(axis=1), 0.0))
+    independent_sigmas = np.array([c.ratio.unshared_sigma_log for c in near])
     random = np.random.default_rng(_SEED)
     errors = independent_sigmas * random.standard_normal((_NUM_DRAWS, len(near)))
     errors += random.standard_normal((_NUM_DRAWS, len(names))) @ shared.T
@@ -291,7 +286,7 @@ def _restart_reason(
     rivals = [c for c in plan.candidates if c.verdict is best.verdict]
     bias_log = selection_bias_log(best, rivals)
     chance = saving_probability(forecast, best, cost_s, bias_log=bias_log)
-    expected_frac = math.exp(bias_log) * (1.0 + best.time_frac) - 1.0
+    expected_frac = math.exp(bias_log) * best.ratio.median - 1.0
     saved_s = max(0.0, -forecast.remaining_s * expected_frac)
     fits = best.verdict is Verdict.FITS
     is_met = chance >= confidence and fits
@@ -312,8 +307,8 @@ def _restart_reason(
             "remaining_s": forecast.remaining_s,
             "time_frac": best.time_frac,
             "expected_time_frac": expected_frac,
-            "time_frac_low": best.time_frac_low,
-            "time_frac_high": best.time_frac_high,
+            "time_frac_low": best.ratio.low - 1,
+            "time_frac_high": best.ratio.high - 1,
         },
     )
 

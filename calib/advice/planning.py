@@ -235,11 +235,7 @@ _NUM_WORTH_MEASURING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Candidate(Encoded):
-    """One layout with its step time, memory and verdict.
-
-    ``time_frac`` is its step time over that of the running layout, minus one; it and the fields
-    that depend on it are NaN if no running layout does the same work on such a device.
-    """
+    """One layout with its step time, memory and verdict."""
 
     JSON: ClassVar[str] = (
         "label num_ranks=config.parallelism.num_ranks tp=config.parallelism.tp "
@@ -254,13 +250,9 @@ class Candidate(Encoded):
     step_time_s: float
     low_s: float
     high_s: float
-    time_frac: float
-    time_frac_low: float
-    time_frac_high: float
-    log_ratio_sigma: float
-    """Standard deviation of the log ratio; shared errors have cancelled."""
-    error_log: Mapping[str, float]
-    """Change of the log ratio when one uncertain quantity is off by a standard deviation."""
+    ratio: Estimate
+    """Its step time over that of the running layout, shared errors cancelled; NaN if no running
+    layout does the same work on such a device."""
     memory: MemoryEstimate
     verdict: Verdict
     source_frac: Mapping[Source, float]
@@ -276,11 +268,10 @@ class Candidate(Encoded):
     none of this model."""
 
     def __post_init__(self) -> None:
-        low, high = self.time_frac_low, self.time_frac_high
         check_ascending(
             "seconds of a layout's step", 0.0, self.low_s, self.step_time_s, self.high_s
         )
-        check_ascending("change of a layout's step", -1.0, low, self.time_frac, high)
+        check_ascending("change of a layout's step", -1.0, self.time_frac)
         check_ascending("probability that a layout fits", 0.0, self.fit_probability, 1.0)
 
     def __repr__(self) -> str:
@@ -304,6 +295,11 @@ class Candidate(Encoded):
         return throughput(self.config, self.step_time_s)
 
     @property
+    def time_frac(self) -> float:
+        """Its step time over that of the running layout, minus one."""
+        return self.ratio.median - 1
+
+    @property
     def is_comparable(self) -> bool:
         """True if a running layout does the same work, so that the ratio is defined."""
         return not math.isnan(self.time_frac)
@@ -312,12 +308,12 @@ class Candidate(Encoded):
     def is_unsure(self) -> bool:
         """True if the interval of the ratio contains 1, so that the layout may be faster or slower,
         or if the model misfits the run."""
-        return self.is_doubtful or self.time_frac_low < 0 < self.time_frac_high
+        return self.is_doubtful or self.ratio.low < 1 < self.ratio.high
 
     @property
     def is_doubtful(self) -> bool:
         """True if the model misfits the running layout and this one was not recorded."""
-        return bool(self.error_log.get(MISFIT))
+        return bool(self.ratio.error_log.get(MISFIT))
 
     @property
     def against_text(self) -> str:
@@ -333,13 +329,18 @@ class Candidate(Encoded):
         different work."""
         if not self.is_comparable:
             return ""
-        return format_change(self.time_frac, self.time_frac_low, self.time_frac_high)
+        return format_change(self.time_frac, self.ratio.low - 1, self.ratio.high - 1)
 
     @property
     def ratios(self) -> dict[str, float | None]:
         """Ratios to the running step, by field name; None if they do different work."""
-        names = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
-        return {name: getattr(self, name) if self.is_comparable else None for name in names}
+        numbers = {
+            "time_frac": self.time_frac,
+            "time_frac_low": self.ratio.low - 1,
+            "time_frac_high": self.ratio.high - 1,
+            "log_ratio_sigma": self.ratio.sigma_log,
+        }
+        return {name: n if self.is_comparable else None for name, n in numbers.items()}
 
     @property
     def host_nbytes_per_node(self) -> int | None:
@@ -469,7 +470,7 @@ class Plan(Encoded):
             if c.verdict is not Verdict.DOES_NOT_FIT
             and not (c.verdict is Verdict.TIGHT and self.is_unmeasured)
             # Comparisons with NaN are false: keep layouts without a running one of the same work.
-            and not (c.time_frac_low >= 0 or c.log_ratio_sigma < 2 * MEASURED_SIGMA_LOG)
+            and not (c.ratio.low >= 1 or c.ratio.sigma_log < 2 * MEASURED_SIGMA_LOG)
         ]
         return tuple(sorted(able, key=lambda c: c.step_time_s)[:_NUM_WORTH_MEASURING])
 
@@ -665,19 +666,13 @@ def _candidate(
     *,
     is_calibrated: bool,
 ) -> Candidate:
-    ratio = Estimate(median=math.nan, error_log=estimate.error_log, unshared_sigma_log=math.nan)
-    if running is not None:
-        ratio = estimate.over(running)
+    unknown = Estimate(median=math.nan, error_log=estimate.error_log, unshared_sigma_log=math.nan)
     return Candidate(
         config=estimate.config,
         step_time_s=estimate.time_s,
         low_s=estimate.low_s,
         high_s=estimate.high_s,
-        time_frac=ratio.median - 1,
-        time_frac_low=ratio.low - 1,
-        time_frac_high=ratio.high - 1,
-        log_ratio_sigma=ratio.sigma_log,
-        error_log=ratio.error_log,
+        ratio=unknown if running is None else estimate.over(running),
         memory=needed,
         source_frac=estimate.source_frac,
         host_wait_frac=estimate.host_wait_frac,

@@ -55,8 +55,8 @@ class Pricing:
             return None
         return Gain(
             time_frac=one.time_frac,
-            low_frac=one.time_frac_low,
-            high_frac=one.time_frac_high,
+            low_frac=one.ratio.low - 1,
+            high_frac=one.ratio.high - 1,
             memory_nbytes=change_nbytes,
             memory_frac=one.memory.total_nbytes / self.current.memory.total_nbytes - 1,
         )

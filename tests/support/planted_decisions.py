@@ -21,6 +21,7 @@ from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.fit.estimates import Source
 from forerun.calib.forecast.forecasts import DRIFT_FRAC, Forecast, forecast
 from forerun.calib.memory.peak import Verdict, memory
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig
 from forerun.calib.workload.run_options import Goals
 
@@ -116,11 +117,7 @@ def base_layout() -> Candidate:
         step_time_s=1.0,
         low_s=1.0,
         high_s=1.0,
-        time_frac=0.0,
-        time_frac_low=0.0,
-        time_frac_high=0.0,
-        log_ratio_sigma=0.0,
-        error_log={},
+        ratio=Estimate(median=1.0),
         memory=memory(config),
         verdict=Verdict.FITS,
         source_frac={Source.MEASURED: 1.0},
@@ -147,8 +144,7 @@ def _forecast(times: Floats, done: int) -> Forecast:
 
 def at_ratio(layout: Candidate, ratio: float, sigma_log: float) -> Candidate:
     """Return a layout whose step is so many times that of the running one."""
-    sure = dict.fromkeys(("time_frac_low", "time_frac", "time_frac_high"), ratio - 1.0)
-    return replace(layout, **sure, log_ratio_sigma=sigma_log)
+    return replace(layout, ratio=Estimate(median=ratio, unshared_sigma_log=sigma_log))
 
 
 def _plan(layout: Candidate, known_log: Floats, noise_log: float) -> Plan:

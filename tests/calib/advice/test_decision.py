@@ -19,6 +19,7 @@ from forerun.calib.advice.decision import (
 from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.forecast.forecasts import Forecast, RemainingTime
 from forerun.calib.memory.peak import Verdict
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.steps.model import MISFIT
 from forerun.calib.workload.config import Cadence, CheckpointForm
 from forerun.calib.workload.run_options import Goals
@@ -93,8 +94,7 @@ def test_a_restart_that_costs_more_than_it_saves_is_not_advised(
 
 def gaining(candidate: Candidate) -> Candidate:
     """The layout with a gain of 10 %, and a deviation of 0.05 in the log."""
-    ends = {"time_frac_low": -0.17, "time_frac_high": -0.02}
-    return replace(candidate, time_frac=-0.1, log_ratio_sigma=0.05, **ends)
+    return replace(candidate, ratio=Estimate(median=0.9, unshared_sigma_log=0.05))
 
 
 def test_the_probability_of_saving_is_that_of_a_simulation(
@@ -268,8 +268,9 @@ def test_every_number_of_a_reason_is_in_the_published_schema(
     run = replace(steady(), num_samples=num_samples)
     limits = {"deadline_unix_s": run.now_unix_s + 60.0, "budget_hours": 0.01} if has_limits else {}
     best = best_of(planned())
-    doubt = {**best.error_log, MISFIT: misfit_log}
-    plan = replace(planned(), misfit_log=misfit_log, candidates=(replace(best, error_log=doubt),))
+    errors_log = {**best.ratio.error_log, MISFIT: misfit_log}
+    doubtful = replace(best, ratio=replace(best.ratio, error_log=errors_log))
+    plan = replace(planned(), misfit_log=misfit_log, candidates=(doubtful,))
     advice = decide(
         Goals(restart_cost_s=60.0, **limits),
         forecast=run,

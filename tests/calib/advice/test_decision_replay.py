@@ -15,6 +15,7 @@ from scipy import integrate, stats
 from forerun.calib.advice.decision import Action, decide, selection_bias_log
 from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.forecast.forecasts import Forecast
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.workload.run_options import Goals
 
 SIGMA = 0.05
@@ -74,7 +75,10 @@ def test_a_layout_far_ahead_or_alone_owes_nothing_to_chance() -> None:
 
 
 def test_errors_that_all_share_choose_nobody() -> None:
-    shared = [replace(layout(0.9), error_log={"gemm": SIGMA}) for _ in range(50)]
+    shared = [
+        replace(layout(0.9), ratio=Estimate(median=0.9, error_log={"gemm": SIGMA}))
+        for _ in range(50)
+    ]
     assert selection_bias_log(shared[0], shared) < 4 * SIGMA / math.sqrt(512)
 
 

@@ -14,6 +14,7 @@ from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.regressors.robust import Z_90
 from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget
 from forerun.calib.workload.choices import layout_label
@@ -90,7 +91,7 @@ def test_candidates_are_ranked_and_scaled_to_the_measured_step(
     assert plan.running.time_frac == 0
     for candidate in plan.candidates:
         assert candidate.step_time_s == pytest.approx(running_s * (1 + candidate.time_frac))
-        assert candidate.time_frac_low < candidate.time_frac < candidate.time_frac_high
+        assert candidate.ratio.low < candidate.ratio.median < candidate.ratio.high
         assert candidate.low_s < candidate.step_time_s < candidate.high_s
 
 
@@ -138,7 +139,7 @@ def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]
     least = min(tight.candidates, key=lambda c: c.memory.total_nbytes)
     assert tight.nearest_miss == f"nearest is {least.label}: it does not fit in memory"
     # All are slower.
-    late = [replace(c, time_frac=0.01, time_frac_high=0.02) for c in plan.candidates]
+    late = [replace(c, ratio=Estimate(median=1.01)) for c in plan.candidates]
     slower = replace(plan, candidates=tuple(late))
     assert slower.best is None and slower.nearest_miss.endswith("it is not faster")
     # A host whose degrees are the user's own code is asked for another batch alone.
@@ -208,7 +209,7 @@ def test_without_a_measured_step_the_model_stands_alone(
     assert alone.running.step_time_s == pytest.approx(estimate.time_s)
     assert alone.running.high_s == pytest.approx(estimate.high_s)
     fastest = alone.candidates[0]
-    assert math.log(fastest.high_s / fastest.step_time_s) > Z_90 * fastest.log_ratio_sigma
+    assert math.log(fastest.high_s / fastest.step_time_s) > Z_90 * fastest.ratio.sigma_log
 
 
 def test_given_layouts_are_compared_in_their_order(
@@ -222,7 +223,7 @@ def test_given_layouts_are_compared_in_their_order(
     candidates = compare(config, others, steps)
     assert [c.config for c in candidates] == others
     assert candidates[1].step_time_s == pytest.approx(2.0)
-    assert candidates[1].log_ratio_sigma == 0.0
+    assert candidates[1].ratio.sigma_log == 0.0
     for place in (0, 2):
         ranked_s = ranked[others[place]].step_time_s
         assert candidates[place].step_time_s == pytest.approx(ranked_s)
@@ -260,18 +261,18 @@ def test_worth_measuring_are_the_fastest_that_may_be_faster_and_are_not_known(
 ) -> None:
     plan = planned()
     named = plan.worth_measuring
-    able = [c for c in plan.candidates if c.time_frac_low < 0 and c.log_ratio_sigma >= 0.02]
+    able = [c for c in plan.candidates if c.ratio.low < 1 and c.ratio.sigma_log >= 0.02]
     assert 0 < len(named) <= 3 and all(one in able for one in named)
     assert [c.step_time_s for c in named] == sorted(c.step_time_s for c in able)[: len(named)]
-    late = {"time_frac_low": 0.01, "time_frac": 0.02, "time_frac_high": 0.03}
-    surely_slower = [replace(c, **late) for c in plan.candidates]
+    late = Estimate(median=1.05, unshared_sigma_log=0.02)
+    surely_slower = [replace(c, ratio=late) for c in plan.candidates]
     assert replace(plan, candidates=tuple(surely_slower)).worth_measuring == ()
-    known = replace(named[0], log_ratio_sigma=0.001)
+    known = replace(named[0], ratio=Estimate(median=named[0].ratio.median))
     rest = tuple(known if c is named[0] else c for c in plan.candidates)
     assert known not in replace(plan, candidates=rest).worth_measuring
     # Nothing runs that does the same work: the fastest, whatever nobody knows of their ratios.
-    nan = dict.fromkeys(("time_frac", "time_frac_low", "log_ratio_sigma"), float("nan"))
-    alone = replace(plan, candidates=tuple(replace(c, **nan) for c in plan.candidates))
+    nan = Estimate(median=math.nan, unshared_sigma_log=math.nan)
+    alone = replace(plan, candidates=tuple(replace(c, ratio=nan) for c in plan.candidates))
     assert len(alone.worth_measuring) == 3
 
 

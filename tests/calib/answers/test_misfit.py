@@ -79,7 +79,7 @@ def test_a_layout_that_was_recorded_too_has_its_gain(factor: float, gain_frac: f
     other = KnownStep(config=LARGER, time_s=running_s * (1 - gain_frac), sigma_log=0.01)
     (row,) = compare(RUNNING, [LARGER], run_steps(table, [other]))
     assert not row.is_unsure
-    assert row.time_frac_low <= -gain_frac <= row.time_frac_high
+    assert row.ratio.low <= 1 - gain_frac <= row.ratio.high
 
 
 @given(cost_frac=st.floats(-0.2, 0.2), noise_s=st.floats(0.001, 0.3))
@@ -125,7 +125,7 @@ def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) 
     assert widened.high_s / widened.low_s == pytest.approx(before.high_s / before.low_s, rel=0.05)
     (row,) = compare(with_option, [other], steps)
     (usual,) = compare(RUNNING, [LARGER], bare)
-    widths = [math.log((1 + one.time_frac_high) / (1 + one.time_frac_low)) for one in (row, usual)]
+    widths = [math.log(one.ratio.high / one.ratio.low) for one in (row, usual)]
     if name == "linear_attention_freq":
         assert widths[0] == pytest.approx(math.hypot(widths[1], 2 * math.log(2)), rel=0.1)
         assert row.is_unsure

@@ -74,7 +74,7 @@ def test_the_running_row_is_the_measured_step(factor: float) -> None:
     steps = stretched((factor,) * 6)
     (unchanged,) = compare(RUNNING, [RUNNING], steps)
     assert unchanged.step_time_s == pytest.approx(steps.measured_s(RUNNING), rel=1e-3)
-    assert unchanged.time_frac == 0 and unchanged.log_ratio_sigma == 0
+    assert unchanged.time_frac == 0 and unchanged.ratio.sigma_log == 0
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_nothing_is_ranked_where_the_model_misses_the_running_step(
     result = plan(RUNNING, steps)
     off = steps.measured_s(RUNNING) / stretched(BARE).measured_s(RUNNING)
     assert result.misfit_log == pytest.approx(np.log(off), abs=0.4)
-    assert result.doubt and not any(one.time_frac_high < 0 for one in result.candidates)
+    assert result.doubt and not any(one.ratio.high < 1 for one in result.candidates)
 
 
 @pytest.mark.slow

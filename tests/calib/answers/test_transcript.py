@@ -31,6 +31,7 @@ from forerun.calib.forecast.rates import Throughput
 from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
 from forerun.calib.records.record_kinds import LoopRecord
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.choices import layout_words
@@ -94,10 +95,7 @@ def faster(planned: Planned) -> Plan:
         plan.candidates[0],
         memory=memory,
         verdict=Verdict.FITS,
-        time_frac=-0.11,
-        time_frac_low=-0.15,
-        time_frac_high=-0.06,
-        log_ratio_sigma=0.03,
+        ratio=Estimate(median=0.89, unshared_sigma_log=0.03),
     )
     return replace(plan, running=running, candidates=(best,))
 
@@ -220,13 +218,13 @@ def test_what_only_the_code_can_set_is_said_with_its_gain(faster: Plan, run: For
     assert other.change_text in line and "no option of PyTorch sets it" in line
     decision = decide(Goals(), forecast=run, plan=plan)
     assert "faster layouts need a change of the code" in [r.text for r in decision.reasons]
-    unsure = replace(other, time_frac_low=-0.3, time_frac_high=0.08)
+    unsure = replace(other, ratio=Estimate(median=0.89, unshared_sigma_log=0.12))
     assert replace(plan, candidates=(unsure,)).by_code is None
 
 
 def test_where_nothing_is_faster_the_nearest_is_named_with_its_obstacle(faster: Plan) -> None:
-    ends = {"time_frac_low": 0.01, "time_frac_high": 0.05}
-    slower = replace(faster.candidates[0], time_frac=0.03, **ends)
+    ratio = Estimate(median=1.03, unshared_sigma_log=0.01)
+    slower = replace(faster.candidates[0], ratio=ratio)
     line = faster_line(replace(faster, candidates=(slower,)), None)
     assert line.startswith("faster: nothing to offer among ")
     assert line.endswith(f"nearest is {layout_words(slower.config)} (+3.0 %): it is not faster")
