@@ -10,7 +10,7 @@ from ...faces import lazy_getattr
 
 if TYPE_CHECKING:
     from .base_times import BaseTimes, prior_times
-    from .estimate import Contribution, StepEstimate, StepTerms
+    from .estimate import StepEstimate, StepTerms
     from .known_steps import (
         MEASURED_SIGMA_LOG,
         KnownStep,

@@ -10,35 +10,19 @@ from typing import ClassVar
 from ..fit import Source
 from ..layers import collective_uses, stage_operators
 from ..regressors import Estimate
-from ..timeline import GroupTimes, Item, Part, Span, Term, item_name, term_of, term_of_role
+from ..timeline import GroupTimes, Item, Part, Span, Term, term_of, term_of_role
 from ..workload import (
     Collective,
     CollectiveCall,
     Encoded,
-    GroupRole,
-    OperatorKind,
     Phase,
     RunConfig,
 )
 from .known_steps import same_layout, similarity
-from .slices import Place, Slice
+from .slices import ItemTime, Place, Slice
 
 _ROUNDING = 1e-12
 """Relative tolerance for sums in a different order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contribution:
-    """Seconds of a step that the critical stage spends on one kind of work, before overlap."""
-
-    name: str
-    phase: str
-    """Phase of an operator; empty for a collective."""
-    count: int
-    time_s: float
-    source: Source
-    nbytes: int = 0
-    """Payload of one call of a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +35,8 @@ class StepEstimate(Estimate, Encoded):
     critical_stage: int
     parts_s: Mapping[Part, float]
     """Seconds of the critical stage; they add up to ``time_s``."""
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[ItemTime, ...]
+    """Work of the critical stage, before overlap."""
     source_frac: Mapping[Source, float]
     """Share of the critical stage's work by provenance."""
     host_wait_frac: float = 0.0
@@ -152,18 +137,16 @@ def step_terms(
 
 def _term_sources(estimate: StepEstimate) -> dict[Term, dict[Source, float]]:
     """Return shares by term; a stage waits for passes, so the bubble has their provenance."""
-    parts: dict[Term, list[Contribution]] = {}
-    for contribution in estimate.contributions:
-        role = contribution.name.partition(":")[2]
-        if role:
-            term = term_of_role(GroupRole(role))
-        else:
-            term = term_of(OperatorKind(contribution.name), Phase(contribution.phase))
-        parts.setdefault(term, []).append(contribution)
-        if contribution.phase != Phase.STEP.value and term is not Term.DP:
-            parts.setdefault(Term.BUBBLE, []).append(contribution)
+    parts: dict[Term, list[ItemTime]] = {}
+    for work in estimate.contributions:
+        item = work.item
+        is_call = isinstance(item, CollectiveCall)
+        term = term_of_role(item.role) if is_call else term_of(item.kind, item.phase)
+        parts.setdefault(term, []).append(work)
+        if work.phase != Phase.STEP.value and term is not Term.DP:
+            parts.setdefault(Term.BUBBLE, []).append(work)
     parts[Term.LAUNCHES] = parts.get(Term.HOST, [])
-    return {term: _shares(contribution) for term, contribution in parts.items()}
+    return {term: _shares(work) for term, work in parts.items()}
 
 
 def step_estimate(
@@ -200,27 +183,22 @@ def step_estimate(
 
 def _contributions(
     config: RunConfig, stage: int, items_s: Mapping[Item, float], sources: Mapping[Item, Source]
-) -> tuple[Contribution, ...]:
-    def of(item: Item, phase: str, count: int) -> Contribution:
+) -> tuple[ItemTime, ...]:
+    def of(item: Item, count: int) -> ItemTime:
         timed = item if item in items_s else _as_send(item)
-        return Contribution(
-            name=item_name(item),
-            phase=phase,
-            count=count,
-            time_s=count * items_s[timed],
-            source=sources[timed],
-            nbytes=item.nbytes if isinstance(item, CollectiveCall) else 0,
+        return ItemTime(
+            item=item, source=sources[timed], calls=count, time_s=count * items_s[timed]
         )
 
     work = stage_operators(config, stage)
     num_microbatches = config.num_microbatches
-    out: list[Contribution] = []
+    out: list[ItemTime] = []
     for operator, count in (*work.forward, *work.backward, *work.recompute, *work.step):
         repeats = count * (1 if operator.phase is Phase.STEP else num_microbatches)
-        out.append(of(operator, operator.phase.value, repeats))
+        out.append(of(operator, repeats))
     for use in collective_uses(config, stage=stage):
         repeats = use.count * (num_microbatches if use.placement.is_per_microbatch else 1)
-        out.append(of(use.call, "", repeats))
+        out.append(of(use.call, repeats))
     return tuple(out)
 
 
@@ -230,7 +208,7 @@ def _as_send(item: Item) -> Item:
     return replace(item, collective=Collective.SEND) if is_call else item
 
 
-def _shares(contributions: Sequence[Contribution]) -> dict[Source, float]:
+def _shares(contributions: Sequence[ItemTime]) -> dict[Source, float]:
     total = sum(c.time_s for c in contributions)
     sums = dict.fromkeys(Source, 0.0)
     for c in contributions:

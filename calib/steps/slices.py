@@ -52,8 +52,8 @@ class Slice(NamedTuple):
         return self._replace(time_s=factor * self.time_s, hidden_s=factor * self.hidden_s)
 
 
-class Timed(NamedTuple):
-    """An item with its number of calls and their seconds."""
+class ItemTime(NamedTuple):
+    """An item with its number of calls in a step or a part of it, and their seconds."""
 
     item: Item
     source: Source
@@ -62,12 +62,27 @@ class Timed(NamedTuple):
     is_open: bool = False
     """True if nothing hides it."""
 
+    @property
+    def name(self) -> str:
+        """Name of the operator or collective."""
+        return item_name(self.item)
+
+    @property
+    def phase(self) -> str:
+        """Phase of an operator; empty for a collective."""
+        return self.item.phase.value if isinstance(self.item, Operator) else ""
+
+    @property
+    def nbytes(self) -> int:
+        """Payload of one call of a collective; 0 for an operator."""
+        return 0 if isinstance(self.item, Operator) else self.item.nbytes
+
     def slice(self, part: Part, time_s: float | None = None) -> Slice:
         """Return the item as a slice of ``time_s``, by default all of it; the rest is hidden."""
         time_s = self.time_s if time_s is None else time_s
         return Slice(
-            name=item_name(self.item),
-            phase=self.item.phase.value if isinstance(self.item, Operator) else "",
+            name=self.name,
+            phase=self.phase,
             part=part,
             calls=self.calls,
             time_s=time_s,
@@ -76,7 +91,7 @@ class Timed(NamedTuple):
         )
 
 
-def exposed(work: Sequence[Timed], part: Part, total_s: float) -> Iterator[Slice]:
+def exposed(work: Sequence[ItemTime], part: Part, total_s: float) -> Iterator[Slice]:
     """Yield slices of transfers that add ``total_s`` together: open ones whole, the others in equal
     shares."""
     work_s = sum(one.time_s for one in work)
@@ -162,7 +177,7 @@ class _Layout:
             yield (TaskKind.FORWARD, stage, chunk), self._forward(chunk)
             yield (TaskKind.BACKWARD, stage, chunk), self._backward(chunk)
 
-    def sent(self, rows: SparseRows, row: int, *, is_open: bool) -> list[Timed]:
+    def sent(self, rows: SparseRows, row: int, *, is_open: bool) -> list[ItemTime]:
         """Return the items of a row, each with its number of calls."""
         counts = _counted(rows, row).items()
         return [self._timed(column, n)._replace(is_open=is_open) for column, n in counts]
@@ -260,15 +275,15 @@ class _Layout:
     def _block(self, row: int) -> Block:
         return self.compiled.blocks[row]
 
-    def _use(self, use: CollectiveUse, count: float) -> Timed:
+    def _use(self, use: CollectiveUse, count: float) -> ItemTime:
         is_overlapped = (
             use.overlaps_with or use.overlapping_operators or use.other_pass is not OtherPass.NONE
         )
         timed = self._timed(self._places[use.call], count * use.count)
         return timed._replace(is_open=not is_overlapped)
 
-    def _timed(self, column: int, count: float) -> Timed:
-        return Timed(
+    def _timed(self, column: int, count: float) -> ItemTime:
+        return ItemTime(
             item=self.compiled.items[column],
             source=self._sources[column],
             calls=count,

@@ -230,7 +230,7 @@ def _parts_and_work(answer: Modelled, measured_s: float) -> Iterator[ReportTable
             "work": lambda work: work.name,
             "phase": lambda work: work.phase,
             "size": lambda work: bytes_cell(work.nbytes) if work.nbytes else "",
-            "times per step": lambda work: whole_cell(work.count),
+            "times per step": lambda work: whole_cell(round(work.calls)),
             "time per step": lambda work: time_cell(work.time_s),
             "of the simulated step": lambda work: frac_cell(work.time_s / running.time_s),
             "source": lambda work: work.source.value,
