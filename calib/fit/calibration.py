@@ -16,6 +16,7 @@ from ..network import (
     CollectiveModel,
     Group,
     Measured,
+    Transfers,
     canonical,
     fit_collectives,
     group_of,
@@ -23,13 +24,13 @@ from ..network import (
     link_figures,
 )
 from ..records import Cluster
-from ..regressors import UNMEASURED_SIGMA_LOG, Z_90
+from ..regressors import UNMEASURED_SIGMA_LOG
 from ..workload import CollectiveCall, Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
 from .device_transfer import transfer_to_device
 from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
-from .machine import MachineModel, fit_machine
+from .machine import MachineModel, Prediction, fit_machine
 from .priors import device_prior, is_processor
 from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
 
@@ -214,22 +215,14 @@ class Calibration:
         batch = batch_of(operators)
         moved = self._like(key)
         if moved is not None:
-            prediction = moved.predict(_name(key), batch)
-            return Estimates(
-                time_s=np.exp(prediction.log_time),
-                sigma_log=(prediction.high - prediction.low) / (2 * Z_90),
-                sources=(Source.EXTRAPOLATED,) * len(operators),
-            )
+            there = _estimates(moved.predict(_name(key), batch))
+            return replace(there, sources=(Source.EXTRAPOLATED,) * len(operators))
         used = next((k for k in _stand_ins(key) if _name(k) in self.machine.pools), None)
         if used is None:
             prediction = self.machine.predict_unmeasured(batch)
         else:
             prediction = self.machine.predict(_name(used), replace(batch, phase=used[1]))
-        return Estimates(
-            time_s=np.exp(prediction.log_time),
-            sigma_log=(prediction.high - prediction.low) / (2 * Z_90),
-            sources=_sources(prediction.octaves),
-        )
+        return _estimates(prediction)
 
     def _over_shards(self, key: Key, operators: list[Operator]) -> Estimates:
         """Estimate optimizers over plain tensors from those over sharded ones, or the reverse."""
@@ -263,22 +256,16 @@ class Calibration:
         return None if is_enough else self.like
 
     def _transfers(self, group: Group, nbytes: list[int]) -> Estimates:
-        transfers = self.transfers.estimate(group, np.array(nbytes, dtype=np.float64))
-        return Estimates(
-            time_s=np.exp(transfers.log_time),
-            sigma_log=transfers.sigma_log,
-            sources=_sources(transfers.octaves),
-        )
+        return _estimates(self.transfers.estimate(group, np.array(nbytes, dtype=np.float64)))
 
     def _kind_rows(self) -> list[dict[str, Any]]:
         rows = []
         for key, operators in _by_key(self.measured).items():
             name = _name(key)
             pool = self.machine.pools.get(name)
-            widths = 2 * Z_90 * self._fitted(key, operators).sigma_log
+            sigmas = self._fitted(key, operators).sigma_log
             if pool is not None:
-                prediction = self.machine.predict(name, batch_of(operators))
-                widths = prediction.high - prediction.low
+                sigmas = self.machine.predict(name, batch_of(operators)).sigma_log
             rows.append(
                 {
                     "kind": key[0].value,
@@ -290,7 +277,7 @@ class Calibration:
                     "left_out_error_frac": _error_frac(pool.held_out_residuals[name])
                     if pool
                     else None,
-                    "sigma_log": float(np.median(widths)) / (2 * Z_90),
+                    "sigma_log": float(np.median(sigmas)),
                     "source": Source.MEASURED.value,
                 }
             )
@@ -437,13 +424,17 @@ def _constant(number: int, time_s: float, sigma_log: float, source: Source) -> E
     )
 
 
-def _sources(octaves: NDArray[np.float64]) -> tuple[Source, ...]:
-    """Return a source for each distance in octaves from the measured sizes."""
-    return tuple(
-        Source.PRIOR
-        if far == math.inf
-        else (Source.EXTRAPOLATED if far > _TOUCHING_OCTAVES else Source.FITTED)
-        for far in octaves.tolist()
+def _estimates(predicted: Prediction | Transfers) -> Estimates:
+    """Return the times, each with a source by its distance from the measured sizes."""
+    return Estimates(
+        time_s=np.exp(predicted.log_time),
+        sigma_log=predicted.sigma_log,
+        sources=tuple(
+            Source.PRIOR
+            if far == math.inf
+            else (Source.EXTRAPOLATED if far > _TOUCHING_OCTAVES else Source.FITTED)
+            for far in predicted.octaves.tolist()
+        ),
     )
 
 

@@ -72,6 +72,11 @@ class Prediction:
     octaves: Vector
     """Doublings outside the measured range; 0 inside."""
 
+    @property
+    def sigma_log(self) -> Vector:
+        """Standard deviation of log time of a normal error with this interval."""
+        return (self.high - self.low) / (2 * Z_90)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MachineModel:
