@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from ..arguments import LayoutConstraint
-from ..forecast import Throughput, throughput
+from ..forecast import throughput
 from ..memory import Verdict
 from ..regressors import Estimate
 from ..steps import FittedSteps, StepEstimate
@@ -40,8 +40,8 @@ class ScalePoint(Encoded):
     JSON: ClassVar[str] = (
         "num_ranks global_batch_size=config.batch.global_batch_size "
         "efficiency_frac=efficiency.median efficiency_low_frac=efficiency.low "
-        "efficiency_high_frac=efficiency.high is_trusted tokens_low_per_s "
-        "tokens_high_per_s layout=candidate"
+        "efficiency_high_frac=efficiency.high is_trusted tokens_low_per_s=tokens_per_s.low "
+        "tokens_high_per_s=tokens_per_s.high layout=candidate"
     )
 
     estimate: StepEstimate
@@ -61,31 +61,17 @@ class ScalePoint(Encoded):
         return self.config.parallelism.num_ranks
 
     @property
-    def throughput(self) -> Throughput:
-        """Throughput at the median step."""
-        return throughput(self.config, self.estimate.time_s)
-
-    @property
-    def tokens_low_per_s(self) -> float:
-        """Lower end of the 90 % interval of tokens/s."""
-        return throughput(self.config, self.estimate.high_s).tokens_per_s
-
-    @property
-    def tokens_high_per_s(self) -> float:
-        """Upper end of the 90 % interval of tokens/s."""
-        return throughput(self.config, self.estimate.low_s).tokens_per_s
+    def tokens_per_s(self) -> Estimate:
+        """Tokens/s; no error is shared with those of another device, whose model is another."""
+        return Estimate(
+            median=throughput(self.config, self.estimate.time_s).tokens_per_s,
+            unshared_sigma_log=self.estimate.sigma_log,
+        )
 
     @property
     def is_trusted(self) -> bool:
         """False if the interval of the step exceeds a factor of two."""
         return self.estimate.high_s <= TRUSTED_FACTOR * self.estimate.low_s
-
-    def over(self, other: ScalePoint) -> Estimate:
-        """Return tokens/s over those of another device; errors of two models do not cancel."""
-        return Estimate(
-            median=self.throughput.tokens_per_s / other.throughput.tokens_per_s,
-            unshared_sigma_log=math.hypot(self.estimate.sigma_log, other.estimate.sigma_log),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ def test_work_that_divides_keeps_its_efficiency(
         assert growth.bends == ()
     assert scaling.knee.num_ranks is None
     assert scaling.knee.high_num_ranks is None
-    rates = [point.throughput.tokens_per_s for point in scaling.points]
+    rates = [point.tokens_per_s.median for point in scaling.points]
     assert rates == pytest.approx([rates[0] * num for num in COUNTS])
 
 
@@ -102,7 +102,8 @@ def test_a_device_of_half_the_speed_is_half_of_the_other(
     one = replicated(machine(), layout)
     other = replicated(machine(flop_per_s=0.5e10), layout)
     for fast, slow in zip(one.points, other.points, strict=True):
-        ratio, back = slow.over(fast), fast.over(slow)
+        ratio = slow.tokens_per_s.ratio(fast.tokens_per_s)
+        back = fast.tokens_per_s.ratio(slow.tokens_per_s)
         assert ratio.median == pytest.approx(0.5, rel=EXACT)
         assert ratio.low < ratio.median < ratio.high
         ends = (1 / ratio.median, 1 / ratio.high, 1 / ratio.low)
