@@ -64,7 +64,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         network.curves: _ITERATIONS _LARGEST_STEP_LOG _LEAST_STEP_LOG _FAR_LOG_NBYTES
         network.collective_times: _MOST_COMPARED
         network.extrapolation: _LARGE_NBYTES
-        fit.calibration: _LEAST_SIGMA_LOG _TOUCHING_OCTAVES
+        fit.calibration: _TOUCHING_OCTAVES
         fit.pools: _DECIMALS
         fit.rates: _LEAST _MOST_ROWS
         fit.machine: _MOST_ROWS

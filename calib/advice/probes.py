@@ -69,20 +69,13 @@ class Unmeasured:
             totals = columns(batch_of([operators[i] for i in rows])).totals()
             units = (rates.launch_s, 1.0 / rates.flop_per_s, 1.0 / rates.bytes_per_s)
             times[rows] = totals @ np.array(units)
-        return Estimates(
-            time_s=times,
-            sigma_log=np.full(len(operators), prior.error_sigma_log),
-            sources=(Source.PRIOR,) * len(operators),
-        )
+        return Estimates.alike(times, prior.error_sigma_log, Source.PRIOR)
 
     def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
         """Estimate times by NCCL's cost model, or by a ring for other libraries."""
         prior = device_prior(self.device)
-        return Estimates(
-            time_s=np.array([_transfer_s(canonical(call), prior) for call in calls]),
-            sigma_log=np.full(len(calls), TRANSFER_SIGMA_LOG),
-            sources=(Source.PRIOR,) * len(calls),
-        )
+        times = np.array([_transfer_s(canonical(call), prior) for call in calls])
+        return Estimates.alike(times, TRANSFER_SIGMA_LOG, Source.PRIOR)
 
 
 def _transfer_s(call: CollectiveCall, prior: DevicePrior) -> float:

@@ -24,7 +24,7 @@ from ..network import (
     link_figures,
 )
 from ..records import Cluster
-from ..regressors import UNMEASURED_SIGMA_LOG
+from ..regressors import UNMEASURED_SIGMA_LOG, Estimate
 from ..workload import CollectiveCall, Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
 from .device_transfer import transfer_to_device
@@ -60,8 +60,6 @@ _ROWS_SIGMA_LOG: Mapping[OperatorFamily, float] = {
 samples of attention), as the models here predict it from that one alone: over the public tables of
 GPUs 0.07, 0.10 and 0.06 in the median, 0.12, 0.11 and 0.08 in the upper quartile
 (``benchmarks/RESULTS.md``). It grows with the root of the octaves."""
-_LEAST_SIGMA_LOG = 1e-6
-"""Keeps quotients finite."""
 _TOUCHING_OCTAVES = 1e-6
 """Tolerance for rounding: a shape this close to the measured range counts as inside."""
 
@@ -122,7 +120,7 @@ class Calibration:
         alone = [i for i, call in enumerate(calls) if call.num_ranks < 2 and i not in known]
         parts = [
             (list(known), _as_measured(list(known.values()))),
-            (alone, _constant(len(alone), 0.0, 0.0, Source.FITTED)),
+            (alone, Estimates.alike(np.zeros(len(alone)), 0.0, Source.FITTED)),
         ]
         for group, rows in groups.items():
             parts.append((rows, self._transfers(group, [calls[i].nbytes for i in rows])))
@@ -148,13 +146,14 @@ class Calibration:
         measured = self.measured_host.get(key)
         if measured is None and key[0] is OperatorKind.SHARD_UNIT:
             unit = unit_guess(self.ceilings.launch_s)
-            return _constant(number, unit.median, unit.sigma_log, Source.PRIOR)
+            return Estimates.alike(np.full(number, unit.median), unit.sigma_log, Source.PRIOR)
         if measured is None and key == (OperatorKind.HOST_MICROBATCH, Phase.RECOMPUTE):
             measured = self.measured_host.get((OperatorKind.HOST_MICROBATCH, Phase.FORWARD))
         if measured is None:
-            time_s = _HOST_LAUNCHES * self.ceilings.launch_s
-            return _constant(number, time_s, UNMEASURED_SIGMA_LOG, Source.PRIOR)
-        return _constant(number, measured.time_s, measured.sigma_log, Source.MEASURED)
+            times = np.full(number, _HOST_LAUNCHES * self.ceilings.launch_s)
+            return Estimates.alike(times, UNMEASURED_SIGMA_LOG, Source.PRIOR)
+        times = np.full(number, measured.time_s)
+        return Estimates.alike(times, measured.sigma_log, Source.MEASURED)
 
     def _fitted(self, key: Key, operators: list[Operator]) -> Estimates:
         """Estimate shapes that were not timed; see ``_after_launches`` if other shapes waited for
@@ -215,8 +214,8 @@ class Calibration:
         batch = batch_of(operators)
         moved = self._like(key)
         if moved is not None:
-            there = _estimates(moved.predict(_name(key), batch))
-            return replace(there, sources=(Source.EXTRAPOLATED,) * len(operators))
+            there = moved.predict(_name(key), batch)
+            return Estimates.alike(np.exp(there.log_time), there.sigma_log, Source.EXTRAPOLATED)
         used = next((k for k in _stand_ins(key) if _name(k) in self.machine.pools), None)
         if used is None:
             prediction = self.machine.predict_unmeasured(batch)
@@ -241,9 +240,7 @@ class Calibration:
             times = known.time_s + added
             open_log = np.array([guess.sigma_log for guess in calls])
             sigmas = np.hypot(known.time_s * known.sigma_log, added * open_log) / times
-        return Estimates(
-            time_s=times, sigma_log=sigmas, sources=(Source.EXTRAPOLATED,) * len(operators)
-        )
+        return Estimates.alike(times, sigmas, Source.EXTRAPOLATED)
 
     def _like(self, key: Key) -> MachineModel | None:
         """Return the other machine's models if they include the operator and this machine has few
@@ -416,14 +413,6 @@ def _as_measured(measured: Sequence[Measured]) -> Estimates:
     )
 
 
-def _constant(number: int, time_s: float, sigma_log: float, source: Source) -> Estimates:
-    return Estimates(
-        time_s=np.full(number, time_s),
-        sigma_log=np.full(number, sigma_log),
-        sources=(source,) * number,
-    )
-
-
 def _estimates(predicted: Prediction | Transfers) -> Estimates:
     """Return the times, each with a source by its distance from the measured sizes."""
     return Estimates(
@@ -475,8 +464,12 @@ def _after_launches(
     device_log, host_s = device.sigma_log[:number], float(np.median(host.time_s))
     time_s = np.maximum(device_s, host_s)
     # Weight each sigma by the probability that its time is the longer one.
-    behind = np.log(device_s / host_s) / (math.sqrt(2.0) * np.maximum(device_log, _LEAST_SIGMA_LOG))
-    is_device = np.array([(1.0 + math.erf(value)) / 2.0 for value in behind.tolist()])
+    is_device = np.array(
+        [
+            Estimate(median=host_s, unshared_sigma_log=sigma).below(one_s)
+            for one_s, sigma in zip(device_s.tolist(), device_log.tolist(), strict=True)
+        ]
+    )
     # Mean square distance of a uniform distribution from its end: one third.
     open_log = np.log(time_s / device_s) * math.sqrt(ahead_frac / 3.0)
     parts = (is_device * device_log, (1.0 - is_device) * np.median(host.sigma_log), open_log)

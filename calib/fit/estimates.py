@@ -42,6 +42,15 @@ class Estimates:
     ``(n,)``; None if nowhere."""
 
     @staticmethod
+    def alike(
+        time_s: NDArray[np.float64], sigma_log: float | NDArray[np.float64], source: Source
+    ) -> Estimates:
+        """Return times of one provenance, with a deviation in common or one each."""
+        number = len(time_s)
+        sigmas = np.zeros(number) + sigma_log
+        return Estimates(time_s=time_s, sigma_log=sigmas, sources=(source,) * number)
+
+    @staticmethod
     def of_parts(number: int, parts: Iterable[tuple[Sequence[int], Estimates]]) -> Estimates:
         """Assemble the estimates of ``number`` items from parts, each with the positions of its
         items."""
