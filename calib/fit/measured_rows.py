@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..network import Measured, num_nodes
+from ..regressors import Estimate
 from ..samples import SampleTable, median_error_log, parse_shape, shape_text, smooth_over_neighbours
 from ..workload import Collective, CollectiveCall, GroupRole, Operator, OperatorKind, Phase
 
@@ -133,31 +134,27 @@ def _live_first(group: pd.DataFrame) -> pd.DataFrame:
 
 def _join(group: pd.DataFrame) -> Measured:
     weights = group["weight"].to_numpy(dtype=np.float64)
-    time_s, sigma_log = _mean(group, "time_s", "error_log")
-    host_s, host_sigma_log = _mean(group[group["host_s"] > 0.0], "host_s", "host_spread_log")
+    known, time = group[group["host_s"] > 0.0], _mean(group, "time_s", "error_log")
     return Measured(
-        time_s=time_s,
-        sigma_log=sigma_log,
+        time_s=time.median,
+        sigma_log=time.sigma_log,
         weight=float(weights.max()),
         num_rows=len(group),
         is_probe=bool(group["is_probe"].all()),
         host_bound_frac=float(np.average(group["host_bound_frac"], weights=weights)),
-        host_s=host_s,
-        host_sigma_log=host_sigma_log,
+        host=None if known.empty else _mean(known, "host_s", "host_spread_log"),
     )
 
 
-def _mean(rows: pd.DataFrame, time: str, error: str) -> tuple[float, float]:
-    """Return the weighted mean of a column of times in seconds and its deviation in log time; zeros
-    without rows.
+def _mean(rows: pd.DataFrame, time: str, error: str) -> Estimate:
+    """Return the weighted mean of a column of times in seconds.
 
     The spread between rows is preserved: joining rows that differ does not make them more certain.
     """
-    if rows.empty:
-        return 0.0, 0.0
     weights = rows["weight"].to_numpy(dtype=np.float64)
     logs = np.log(rows[time].to_numpy(dtype=np.float64))
     center = float(np.average(logs, weights=weights))
     between = float(np.average((logs - center) ** 2, weights=weights))
     within = float(np.average(rows[error] ** 2, weights=weights))
-    return math.exp(center), math.sqrt(REPEAT_SIGMA_LOG**2 + within + between)
+    sigma = math.sqrt(REPEAT_SIGMA_LOG**2 + within + between)
+    return Estimate(median=math.exp(center), unshared_sigma_log=sigma)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..regressors import Estimate
 from ..workload import Collective, CollectiveCall, GroupRole
 
 OTHER_OCTAVES = 1.0
@@ -46,10 +47,8 @@ class Measured:
     """Share of it in which the device waited for the host, which is not device time."""
     kernel_s: float = 0.0
     """Seconds of its kernels in a traced step, if it was host-bound; 0 if unknown."""
-    host_s: float = 0.0
-    """Seconds that the host takes to launch it; 0 if unknown."""
-    host_sigma_log: float = 0.0
-    """Standard deviation of the log of ``host_s`` between steps."""
+    host: Estimate | None = None
+    """Seconds that the host takes to launch it; None if unknown."""
 
     @property
     def is_host_bound(self) -> bool:

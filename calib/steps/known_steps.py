@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..records import StepRow
 from ..timeline import Floats
 from ..workload import Cadence, LayoutTable, ModelShape, RunConfig
-from .launches import LaunchTime
+from .launches import LaunchTimes
 
 MEASURED_SIGMA_LOG = 0.01
 """Scatter of a reported step: 1 %."""
@@ -35,7 +35,7 @@ class KnownStep:
     site: str = ""
     """Another cluster, release or day on which it was measured, whose level may differ as a whole.
     Empty for the machine that estimates are made for."""
-    launches: tuple[LaunchTime, ...] = ()
+    launches: LaunchTimes = field(default_factory=dict)
     """Launch times that its run's operators showed."""
 
     @staticmethod

@@ -12,6 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,48 +33,37 @@ _ROUNDS = 50
 """Sweeps over classes and runs; each halves the distance from the least squares or better."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchTime:
-    """The host's time to launch one class of operator, as one run showed it."""
-
-    kind: OperatorKind
-    phase: Phase
-    time_s: float
-    sigma_log: float
-    """Standard deviation of its logarithm between steps and shapes."""
+LaunchTimes: TypeAlias = Mapping[tuple[OperatorKind, Phase], Estimate]
+"""The host's seconds to launch each class of operator, as one run showed them; a deviation is that
+between steps and shapes."""
 
 
-def launch_times(measured: Mapping[Operator, Measured]) -> tuple[LaunchTime, ...]:
+def launch_times(measured: Mapping[Operator, Measured]) -> LaunchTimes:
     """Return the launch times that a run's operators showed, in the order of their names.
 
     Tables from before launches were recorded have them where the device waited throughout.
     """
-    known: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    known: defaultdict[tuple[str, str], list[Estimate]] = defaultdict(list)
     for operator, one in measured.items():
         if operator.phase is Phase.STEP or operator.kind in _ENDS or one.is_probe:
             continue
-        if one.host_s:
-            known[operator.kind.value, operator.phase.value].append(
-                (one.host_s, one.host_sigma_log)
-            )
-        elif one.host_bound_frac > _WAITS_FRAC:
-            known[operator.kind.value, operator.phase.value].append((one.time_s, one.sigma_log))
-    out = []
-    for (kind, phase), pairs in sorted(known.items()):
-        logs, sigmas = np.log([time_s for time_s, _ in pairs]), [sigma for _, sigma in pairs]
-        out.append(
-            LaunchTime(
-                kind=OperatorKind(kind),
-                phase=Phase(phase),
-                time_s=math.exp(float(np.median(logs))),
-                sigma_log=math.hypot(float(np.median(sigmas)), float(np.std(logs))),
-            )
+        host = one.host
+        if host is None and one.host_bound_frac > _WAITS_FRAC:
+            host = Estimate(median=one.time_s, unshared_sigma_log=one.sigma_log)
+        if host is not None:
+            known[operator.kind.value, operator.phase.value].append(host)
+    out = {}
+    for (kind, phase), times in sorted(known.items()):
+        logs, sigmas = np.log([one.median for one in times]), [one.sigma_log for one in times]
+        out[OperatorKind(kind), Phase(phase)] = Estimate(
+            median=math.exp(float(np.median(logs))),
+            unshared_sigma_log=math.hypot(float(np.median(sigmas)), float(np.std(logs))),
         )
-    return tuple(out)
+    return out
 
 
 def layer_launches(
-    config: RunConfig, run_times: Sequence[LaunchTime], others: Sequence[Sequence[LaunchTime]]
+    config: RunConfig, run_times: LaunchTimes, others: Sequence[LaunchTimes]
 ) -> Mapping[Phase, Estimate]:
     """Return the host's time for the launches of a layer of a running layout, by pass, on an x86
     host; a pass without any known operator is left out.
@@ -89,20 +79,20 @@ def layer_launches(
     out = {}
     for phase, operators in ((Phase.FORWARD, layer.forward), (Phase.BACKWARD, layer.backward)):
         known = [
-            (law.class_log[operator.kind, phase], count, law.class_sigma_log[operator.kind, phase])
+            (law.classes[operator.kind, phase], count)
             for operator, count in operators
-            if (operator.kind, phase) in law.class_log
+            if (operator.kind, phase) in law.classes
         ]
         if not known:
             continue
-        times_s = np.array([count * math.exp(log) for log, count, _ in known])
-        known_frac = sum(count for _, count, _ in known) / sum(count for _, count in operators)
-        class_sigma = float(times_s @ [sigma for *_, sigma in known]) / float(times_s.sum())
-        layer_s = float(times_s.sum()) / known_frac * math.exp(law.rate_log)
+        times_s = np.array([count * one.median for one, count in known])
+        known_frac = sum(count for _, count in known) / sum(count for _, count in operators)
+        class_sigma = float(times_s @ [one.sigma_log for one, _ in known]) / float(times_s.sum())
+        layer_s = float(times_s.sum()) / known_frac * law.rate.median
         # The floor refers to an x86 host; layouts on another host have a factor on it.
         out[phase] = Estimate(
             median=layer_s / launched_frac(config, BlockKind.LAYER),
-            unshared_sigma_log=math.hypot(law.rate_sigma_log, class_sigma, 1.0 - known_frac),
+            unshared_sigma_log=math.hypot(law.rate.sigma_log, class_sigma, 1.0 - known_frac),
         )
     return out
 
@@ -111,13 +101,11 @@ def layer_launches(
 class _LaunchLaw:
     """Launch times by class, and the rate of one run."""
 
-    class_log: Mapping[tuple[OperatorKind, Phase], float]
-    class_sigma_log: Mapping[tuple[OperatorKind, Phase], float]
-    rate_log: float
-    rate_sigma_log: float
+    classes: LaunchTimes
+    rate: Estimate
 
     @staticmethod
-    def of(run_times: Sequence[LaunchTime], others: Sequence[Sequence[LaunchTime]]) -> _LaunchLaw:
+    def of(run_times: LaunchTimes, others: Sequence[LaunchTimes]) -> _LaunchLaw:
         fit = _Fit.of([run for run in (run_times, *others) if run])
         rates = fit.rates if len(fit.rates) > 1 else fit.rates[:0]
         between = drawn_sigma_log(rates, prior_sigma_log=HOST_SCATTER_LOG)
@@ -129,10 +117,13 @@ class _LaunchLaw:
             rate = float(fit.rates[0]) * between**2 / (between**2 + error**2)
             sigma = between * error / math.hypot(between, error)
         return _LaunchLaw(
-            class_log=dict(zip(fit.classes, fit.centers.tolist(), strict=True)),
-            class_sigma_log=dict(zip(fit.classes, fit.spreads.tolist(), strict=True)),
-            rate_log=rate,
-            rate_sigma_log=sigma,
+            classes={
+                name: Estimate(median=math.exp(log), unshared_sigma_log=spread)
+                for name, log, spread in zip(
+                    fit.classes, fit.centers.tolist(), fit.spreads.tolist(), strict=True
+                )
+            },
+            rate=Estimate(median=math.exp(rate), unshared_sigma_log=sigma),
         )
 
 
@@ -151,15 +142,13 @@ class _Fit:
     """Shape (times,), in the order of the runs."""
 
     @staticmethod
-    def of(runs: Sequence[Sequence[LaunchTime]]) -> _Fit:
-        times = [one for run in runs for one in run]
-        classes = {
-            name: place
-            for place, name in enumerate(dict.fromkeys((one.kind, one.phase) for one in times))
-        }
+    def of(runs: Sequence[LaunchTimes]) -> _Fit:
+        times = [one for run in runs for one in run.values()]
+        names = [name for run in runs for name in run]
+        classes = {name: place for place, name in enumerate(dict.fromkeys(names))}
         of_run = np.repeat(np.arange(len(runs)), [len(run) for run in runs])
-        of_class = np.array([classes[one.kind, one.phase] for one in times], dtype=np.int64)
-        logs = np.log([one.time_s for one in times])
+        of_class = np.array([classes[name] for name in names], dtype=np.int64)
+        logs = np.log([one.median for one in times])
         sigmas = np.array([one.sigma_log for one in times])
         weights = 1.0 / (sigmas**2 + HOST_SCATTER_LOG**2)
         rates, centers = np.zeros(len(runs)), np.zeros(len(classes))

@@ -19,12 +19,13 @@ import forerun
 from forerun.calib.answers.measured_steps import fit_run, known_elsewhere, running_config
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.layers.blocks import BlockKind, block
+from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.samples.operator_rows import operator_rows
 from forerun.calib.samples.store import read_table
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.steps.base_times import Conditions
 from forerun.calib.steps.known_steps import KnownStep
-from forerun.calib.steps.launches import LaunchTime, layer_launches
+from forerun.calib.steps.launches import LaunchTimes, layer_launches
 from forerun.calib.steps.live import IN_SITU, LiveTimes, live_times
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO
@@ -58,12 +59,12 @@ def layer_s(times_s: dict[tuple[OperatorKind, Phase], float], phase: Phase) -> f
 
 def launches(
     times_s: dict[tuple[OperatorKind, Phase], float], rate: float = 1.0, left_out: int = 0
-) -> tuple[LaunchTime, ...]:
+) -> LaunchTimes:
     """Return launch times of a run on a host of this rate, without the first classes."""
-    return tuple(
-        LaunchTime(kind=kind, phase=phase, time_s=rate * time_s, sigma_log=0.02)
-        for (kind, phase), time_s in [*times_s.items()][left_out:]
-    )
+    return {
+        name: Estimate(median=rate * time_s, unshared_sigma_log=0.02)
+        for name, time_s in [*times_s.items()][left_out:]
+    }
 
 
 CLASSES = st.fixed_dictionaries({name: st.floats(5e-5, 1e-3) for name in COUNTS})
@@ -82,7 +83,7 @@ def test_classes_belong_to_the_program_and_a_rate_to_the_host(
             truth = rate * layer_s(times_s, phase)
             assert abs(math.log(result[phase].median / truth)) < 2 * result[phase].sigma_log
     # A run that showed nothing has the rate of the others.
-    unknown = layer_launches(RUNNING, (), others)
+    unknown = layer_launches(RUNNING, {}, others)
     mean = math.exp(sum(map(math.log, rates)) / len(rates))
     for phase in PASSES:
         assert unknown[phase].median == pytest.approx(mean * layer_s(times_s, phase), rel=1e-6)
@@ -92,11 +93,11 @@ def test_classes_belong_to_the_program_and_a_rate_to_the_host(
 def test_hosts_that_differ_leave_the_next_one_open() -> None:
     times_s = dict.fromkeys(COUNTS, 2e-4)
     alike, apart = (
-        layer_launches(RUNNING, (), [launches(times_s, rate) for rate in rates])
+        layer_launches(RUNNING, {}, [launches(times_s, rate) for rate in rates])
         for rates in ((1.0, 1.01, 0.99, 1.0), (0.5, 2.0, 0.6, 1.7))
     )
     assert apart[Phase.FORWARD].sigma_log > 1.5 * alike[Phase.FORWARD].sigma_log
-    assert layer_launches(RUNNING, (), []) == {}
+    assert layer_launches(RUNNING, {}, []) == {}
 
 
 def queue_s(host_s: Sequence[float], device_s: Sequence[float]) -> float:
