@@ -314,10 +314,10 @@ def block_part(
 
     Context parallelism and the micro-batch affect experts only through the tokens of a rank.
     """
-    modules = _MODULES[kind](config)
-    if kind in EXPERT_KINDS:
-        names = {one.module for one in expert_modules(config)}
-        modules = tuple(one for one in modules if (one.module in names) is of_experts)
+    modules = experts = expert_modules(config) if kind in EXPERT_KINDS else ()
+    if not of_experts:
+        names = {one.module for one in experts}
+        modules = tuple(one for one in _MODULES[kind](config) if one.module not in names)
     parts = [
         replace(one, tensors=(), uses=tuple(u for u in one.uses if u.other_pass is OtherPass.NONE))
         for one in modules

@@ -19,6 +19,7 @@ from .cells import Cells, Choices, Ints, cells_of, choices_of, num_variants
 from .results import (
     NUM_LACKING,
     Effort,
+    Floats,
     MemoryBudget,
     Ranked,
     SearchResult,
@@ -165,13 +166,17 @@ class _Search:
         variants = variants.take(np.flatnonzero(variants.lightest(fits)))
         rough_s = rough_times(variants.table, self._steps)
         order = np.argsort(rough_s, kind="stable")
-        for begin in range(0, len(order), _VARIANTS):
-            rows = order[begin : begin + _VARIANTS]
-            rows = rows[rough_s[rows] < self._limit_s]
-            if not len(rows):
-                return
-            self._evaluated += len(rows)
-            self._take(variants.table.take(rows), variants.order[rows])
+        rows = variants.table.coded(_row, _ROW)
+        while len(order := order[rough_s[order] < self._row_limits(rows)[rows.codes[order]]]):
+            some, order = order[:_VARIANTS], order[_VARIANTS:]
+            self._evaluated += len(some)
+            self._take(variants.table.take(some), variants.order[some])
+
+    def _row_limits(self, rows: Column[Hashable]) -> Floats:
+        """Return the step time from which a layout is not the best of each row, or not among the
+        best, shape (rows,)."""
+        known = (self._best[row][1].time_s if row in self._best else np.inf for row in rows.values)
+        return np.minimum([*known], self._limit_s)
 
     @property
     def _limit_s(self) -> float:
@@ -337,6 +342,12 @@ def _reported(choices: Choices) -> Choices:
     """Return the choice with low memory that is reported: with nothing on the host."""
     on_device = tuple(one for one in choices.states if not one.offload_frac)
     return _with_least_states(replace(choices, states=on_device), choices.recomputes[-1:])
+
+
+_ROW = (
+    *("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro_batch_size"),
+    *("is_optimizer_distributed", "sharding"),
+)
 
 
 def _row(config: RunConfig) -> Hashable:

@@ -34,8 +34,6 @@ _SHARDING = (
     *("overlaps_grad_reduce", "overlaps_param_gather"),
 )
 """Fields that ``shardings`` set."""
-DEGREES = ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro_batch_size")
-"""Fields that distinguish the rows of a plan, with the sharding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
