@@ -33,7 +33,7 @@ from ..timeline import (
 )
 from ..workload import LayoutTable, Placement, RunConfig
 from .base_times import BaseTimes
-from .priced_items import KNOWN_FRAC, Constant, PricedItems, priced_items
+from .priced_items import KNOWN_FRAC, Constant, PricedItems, added, priced_items
 from .scales import (
     BOOST,
     CONTENTION,
@@ -139,12 +139,12 @@ class Layouts:
         """Return the sum that nodes and a release add to each log step time and waiting subtracts,
         shape (layouts, columns)."""
         growth = self.doublings * self._named(theta, GROWTH)
-        growth = growth + self.has_release @ theta[self._num_global + len(self.effects) :]
+        growth = growth + added(self.has_release, theta[self._num_global + len(self.effects) :])
         return growth - self.idle_frac * self._named(theta, BOOST)
 
     def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
         """Return the steps of all groups of layouts."""
-        return self._timed(theta, self.block_effects @ self._effects(theta), run)
+        return self._timed(theta, added(self.block_effects, self._effects(theta)), run)
 
     def slopes(
         self, theta: Floats, step: float, *, global_steps: Floats | None = None
@@ -198,7 +198,9 @@ class Layouts:
         number = self._num_global
         columns = np.repeat(theta[:, np.newaxis], number + 2, axis=1)
         columns[:number, 1:-1] += np.diag(steps[:-1])
-        work = np.repeat((self.block_effects @ self._effects(theta))[:, np.newaxis], number + 2, 1)
+        work = np.repeat(
+            added(self.block_effects, self._effects(theta))[:, np.newaxis], number + 2, 1
+        )
         work[:, -1] += steps[-1] * self.block_effects.max(axis=1, initial=0.0)
         return self._timed(columns, work, _RUN), columns
 
@@ -266,7 +268,7 @@ def layouts_of(configs: Sequence[RunConfig] | LayoutTable, base: BaseTimes) -> L
     known, compiled = base.conditions, compile_layouts(configs)
     table = compiled.table
     of_layouts = table.coded(effects_of, _EFFECTS)
-    effects = tuple(dict.fromkeys(effect for some in of_layouts.values for effect in some))
+    effects = tuple(sorted({effect for some in of_layouts.values for effect in some}))
     releases, has_release = releases_in(table)
     priced = priced_items(compiled, base)
     sampled_frac = np.array([_sampled_frac(source, known.is_in_situ) for source in priced.sources])
@@ -330,7 +332,7 @@ def releases_in(table: LayoutTable) -> tuple[tuple[Release, ...], Floats]:
     """Return the releases of layouts, and a 0/1 matrix of which each has, shape (layouts,
     releases)."""
     of_layouts = table.coded(releases_of, _RELEASES)
-    releases = tuple(dict.fromkeys(release for some in of_layouts.values for release in some))
+    releases = tuple(sorted({release for some in of_layouts.values for release in some}))
     rows = [[float(release in some) for release in releases] for some in of_layouts.values]
     has_release = np.array(rows).reshape(len(rows), len(releases))
     return releases, has_release[of_layouts.codes]

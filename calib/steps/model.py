@@ -32,7 +32,7 @@ from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, un
 from .launches import HOST_SCATTER_LOG
 from .layouts import Layouts, TermSlopes, doublings, idle_frac, layouts_of, releases_in
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
-from .priced_items import SCALE, Constant, priced_items
+from .priced_items import SCALE, Constant, added, priced_items
 from .scales import (
     BOOST,
     CONTENTION,
@@ -149,7 +149,7 @@ class FittedSteps:
         def scale_log(table: LayoutTable) -> Floats:
             growth = float(priced.named(theta, GROWTH)[0]) * doublings(table)
             releases, has_release = releases_in(table)
-            growth += (has_release @ self._means(releases))[:, np.newaxis]
+            growth += added(has_release, self._means(releases))[:, np.newaxis]
             growth -= float(priced.named(theta, BOOST)[0]) * idle_frac(table)
             return growth[:, 0] + self._discrepancy(table)[0]
 

@@ -63,12 +63,26 @@ class PricedItems:
 
     def time_s(self, theta: Floats) -> Floats:
         """Return seconds, shape (items, columns), for constants of shape (constants, columns)."""
-        return self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[: len(self.constants)])
+        return self.base_s[:, np.newaxis] * np.exp(
+            added(self.weights, theta[: len(self.constants)])
+        )
 
     def named(self, theta: Floats, name: str) -> Floats:
         """Return the value of a constant that is a time or a ratio of its own, shape (columns,)."""
         place = next(i for i, scale in enumerate(self.scales) if scale.name == name)
         return np.exp(self.scales[place].log_center + theta[place])
+
+
+def added(powers: Floats, values: Floats) -> Floats:
+    """Return ``powers @ values``, one column after the other.
+
+    Unlike a product of BLAS, the sum of a row depends neither on the number of rows nor on columns
+    of which it has none.
+    """
+    out = np.zeros((len(powers), *values.shape[1:]))
+    for column, value in zip(powers.T, values, strict=True):
+        out += column.reshape(-1, *(1,) * value.ndim) * value
+    return out
 
 
 def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
@@ -84,7 +98,7 @@ def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
     families, spreads = _families(compiled.items, estimates.sigma_log)
     remaining_powers = powers * np.where(is_new, 1.0, KNOWN_FRAC)[:, np.newaxis]
     return PricedItems(
-        base_s=estimates.time_s * np.exp(np.where(is_new, powers @ centers, 0.0)),
+        base_s=estimates.time_s * np.exp(np.where(is_new, added(powers, centers), 0.0)),
         sources=estimates.sources,
         is_rescaled=_flags(estimates),
         weights=np.hstack([remaining_powers, spreads]),
@@ -258,8 +272,10 @@ def _stack_operators(
     is_rotated = model.position_embedding is PositionEmbedding.ROPE
     has_rotary = is_chain or base.has(Kind.ROTARY, phase)
     if operator.kind is Kind.POSITION and is_rotated and has_rotary:
-        heads, micro = model.num_attention_heads, config.batch.micro_batch_size
-        shape = (model.seq_length, micro, heads // config.parallelism.tp, model.kv_channels)
+        # With context parallelism as many tokens of shorter samples.
+        tokens, heads = operator.shape[0], model.num_attention_heads // config.parallelism.tp
+        samples = max(1, tokens // model.seq_length)
+        shape = (tokens // samples, samples, heads, model.kv_channels)
         return (replace(operator, kind=Kind.ROTARY, phase=phase, shape=shape),)
     # Base times have attention as in the layouts that they are made for; a run's own, as it ran.
     known = base.conditions

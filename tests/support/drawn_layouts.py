@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from tiny_shape import SMALL
@@ -27,6 +27,7 @@ from forerun.calib.workload.config import (
     RunConfig,
     Sharding,
 )
+from forerun.calib.workload.layout_table import FIELDS, LayoutTable
 from forerun.calib.workload.model_shape import OpaqueLayer
 
 _GATED: dict[str, Any] = {
@@ -157,3 +158,24 @@ def _layout(rng: random.Random, run: RunConfig) -> RunConfig:
             )
         except ConfigError:
             continue
+
+
+def changed_in_one_field(layouts: list[RunConfig]) -> list[RunConfig]:
+    """Return the first of some layouts, and it with each value of each field of the others, where
+    it may run so: what is remembered by too few of its fields differs from what it is alone."""
+    first = layouts[0]
+    out = dict.fromkeys([first])
+    for name in FIELDS:
+        for value in dict.fromkeys(LayoutTable.of(layouts).column(name).values):
+            try:
+                out[_changed(first, name, value)] = None
+            except ConfigError:
+                continue
+    return list(out)
+
+
+def _changed(config: RunConfig, name: str, value: Any) -> RunConfig:
+    for part in ("parallelism", "batch"):
+        if name in {one.name for one in fields(getattr(config, part))}:
+            return replace(config, **{part: replace(getattr(config, part), **{name: value})})
+    return replace(config, **{name: value})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from drawn_layouts import drawn_layouts
+from drawn_layouts import changed_in_one_field, drawn_layouts
 
 from forerun.calib.memory.peak import memory
 from forerun.calib.memory.pipelines import needed_nbytes
@@ -38,3 +38,14 @@ def test_no_layouts_need_nothing() -> None:
     table = LayoutTable.of(drawn_layouts(1, 1, 2)).take(np.empty(0, dtype=np.int64))
     allocated, overhead = needed_nbytes(table)
     assert len(allocated) == len(overhead) == 0
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 200), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_layouts_that_differ_in_one_field_need_what_each_needs_alone(seeds: range) -> None:
+    for seed in seeds:
+        layouts = changed_in_one_field(drawn_layouts(seed, 1, 40))
+        together = np.array(needed_nbytes(LayoutTable.of(layouts)))
+        alone = np.hstack([needed_nbytes(LayoutTable.of([one])) for one in layouts])
+        assert (together == alone).all()
