@@ -150,31 +150,6 @@ def test_a_circle_is_named_as_the_circle(of: dict[str, set[str]], circle: str) -
     assert " ".join(shortest_circle(of)) == circle
 
 
-def test_a_face_does_not_hide_what_is_wrong_in_a_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    face = """
-from typing import TYPE_CHECKING
-from forerun.faces import lazy_getattr
-if TYPE_CHECKING:
-    from .broken import Good
-    from .incomplete import Gone
-__getattr__ = lazy_getattr(__name__)
-"""
-    package = tmp_path / "planted_face"
-    package.mkdir()
-    (package / "__init__.py").write_text(face)
-    (package / "broken.py").write_text("import ast\nGood = ast.no_such_thing\n")
-    (package / "incomplete.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"Good of planted_face\.broken: .*no_such_thing"):
-        exec("from planted_face import Good")
-    with pytest.raises(ImportError, match=r"Gone of planted_face\.incomplete: .*Gone"):
-        exec("from planted_face import Gone")
-    with pytest.raises(ImportError, match="cannot import name 'Other'"):
-        exec("from planted_face import Other")
-
-
 def test_the_declared_rooms_are_those_that_exist() -> None:
     names = [dotted(path) for folder in TOP for path in modules(folder)]
     assert sorted(declared()) == sorted({layer_of(n) for n in names if n not in TOP[:3]})

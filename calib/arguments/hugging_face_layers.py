@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import ConfigError
-from ..workload import (
+from ..workload.argument_values import Arguments
+from ..workload.model_shape import (
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
-    Arguments,
     AttentionWindow,
     Dispatcher,
     Experts,

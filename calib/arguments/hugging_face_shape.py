@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from ..workload import (
+from ..workload.argument_values import Arguments
+from ..workload.model_shape import (
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
-    Arguments,
     Experts,
     LatentAttention,
     ModelShape,

@@ -10,19 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..workload import (
+from ..workload.argument_fields import read_fields
+from ..workload.argument_values import Arguments, Values, option_of
+from ..workload.config import RunConfig
+from ..workload.model_shape import (
     ATTENTION_SYMBOLS,
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
     MOST,
-    Arguments,
     LatentAttention,
     Normalization,
     OpaqueLayer,
-    RunConfig,
-    Values,
-    option_of,
-    read_fields,
 )
 
 PATTERN = ("hybrid_layer_pattern", "hybrid_override_pattern")
@@ -154,7 +152,9 @@ def segments_of(pattern: HybridPattern | None, pp: int) -> tuple[int, ...]:
 def write_pattern(config: RunConfig) -> str:
     """Return the pattern of a hybrid layout, with ``|`` between the layers of chunks.
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=4, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128, layer_kinds="*-*-")
     >>> write_pattern(RunConfig(model=gpt, parallelism=Parallelism(pp=2),

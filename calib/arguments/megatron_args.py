@@ -7,23 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..errors import ConfigError
-from ..workload import (
-    NAMED_CHOICES,
-    ArgumentValue,
-    AttentionWindow,
-    Batch,
-    Engine,
-    Experts,
-    ModelShape,
-    OpaqueLayer,
-    Parallelism,
-    RankLoad,
-    RunConfig,
-    Values,
-    name_of,
-    whole,
-    write_layout,
-)
+from ..workload.argument_values import ArgumentValue, Values, name_of, whole
+from ..workload.choices import NAMED_CHOICES
+from ..workload.config import Batch, RunConfig
+from ..workload.model_shape import AttentionWindow, Experts, ModelShape, OpaqueLayer, RankLoad
+from ..workload.parallelism import Engine, Parallelism
+from ..workload.pipeline_layout import write_layout
 from .hybrid_pattern import PATTERN, write_pattern
 from .megatron_command import split_launcher
 from .megatron_model import default_ffn

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ..errors import ConfigError, UnreadError
-from ..workload import MOST, Arguments, RunConfig, Values, shown
+from ..workload.argument_values import Arguments, Values, shown
+from ..workload.config import RunConfig
+from ..workload.model_shape import MOST
 from .hybrid_pattern import PATTERN, RATIOS
 from .launchers import (
     GPUS_PER_NODE,

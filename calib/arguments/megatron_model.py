@@ -9,21 +9,16 @@ from itertools import groupby
 from typing import Any
 
 from ..errors import ConfigError
-from ..workload import (
-    Arguments,
+from ..workload.argument_fields import read_fields, written_fields
+from ..workload.argument_values import Arguments, Values, option_of, shown, whole
+from ..workload.config import RunConfig
+from ..workload.model_shape import (
     AttentionWindow,
     Experts,
     LatentAttention,
     ModelShape,
     PositionEmbedding,
-    RunConfig,
-    Values,
     at_least_one,
-    option_of,
-    read_fields,
-    shown,
-    whole,
-    written_fields,
 )
 from .hybrid_pattern import HybridPattern, opaque_layers
 from .megatron_settings import Setting

@@ -10,20 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from ..memory import OFFLOADED_MODULES
-from ..workload import (
-    Arguments,
-    Attention,
-    Batch,
-    Cadence,
-    CheckpointForm,
-    Parallelism,
-    PipelineLayout,
-    Precision,
-    RunConfig,
-    read_fields,
-    whole,
-)
+from ..memory.activations import OFFLOADED_MODULES
+from ..workload.argument_fields import read_fields
+from ..workload.argument_values import Arguments, whole
+from ..workload.config import Attention, Batch, Cadence, CheckpointForm, Precision, RunConfig
+from ..workload.parallelism import Parallelism
+from ..workload.pipeline_layout import PipelineLayout
 from .hybrid_pattern import HybridPattern, segments_of, with_pattern
 from .megatron_model import model_shape
 from .megatron_options import unmodelled_settings

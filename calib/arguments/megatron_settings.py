@@ -13,27 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from ..workload import (
-    RECOMPUTE_MODULES,
-    Arguments,
-    Attention,
-    ContextComm,
-    Fp8Recipe,
-    Parallelism,
+from ..workload.argument_values import Arguments, Values, is_true, option_of, whole
+from ..workload.choices import RECOMPUTE_MODULES
+from ..workload.config import Attention, Fp8Recipe, Precision, Recompute, RunConfig
+from ..workload.config_json import decode
+from ..workload.parallelism import ContextComm, Parallelism, Sharding
+from ..workload.pipeline_layout import (
     PipelineLayout,
     PipelineSplit,
-    Precision,
-    Recompute,
-    RunConfig,
-    Sharding,
-    Values,
-    decode,
-    is_true,
-    option_of,
     parse_layout,
     split_layers,
     virtual_stages,
-    whole,
     write_layout,
 )
 from .hybrid_pattern import pattern_values

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..errors import ConfigError
-from ..workload import Engine, Precision, RunConfig, shown, takes_options
+from ..workload.argument_values import shown
+from ..workload.config import Precision, RunConfig, takes_options
+from ..workload.parallelism import Engine
 
 _OTHERS = ("megatron", "nemo", "primus")
 """Frameworks that train by Megatron core."""

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..forecast import at_batch_size, batch_size_at
+from ..forecast.modelled import at_batch_size, batch_size_at
 from ..plain_json import Json, parse_json
-from ..samples import SampleTable
-from ..steps import same_layout
-from ..workload import CHOICES, Encoded, ModelShape, RunConfig
+from ..samples.table import SampleTable
+from ..steps.known_steps import same_layout
+from ..workload.choices import CHOICES
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
+from ..workload.model_shape import ModelShape
 
 _NAMES = {
     "device": "device",

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..drift import find_causes, waiting_report
+from ..drift.attribution import find_causes
+from ..drift.stragglers import waiting_report
 from ..errors import CalibrationError
-from ..forecast import batch_size_at
-from ..samples import SampleTable
+from ..forecast.modelled import batch_size_at
+from ..samples.table import SampleTable
 from .levels import (
     Basis,
     Difference,

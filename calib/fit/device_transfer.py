@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ..regressors import SAMPLE_SIGMA_LOG, robust_minimum
+from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
 from .batches import Timed
 from .laws import Ceilings
 from .machine import CARRIED_OPERATOR_SIGMA_LOG, MachineModel

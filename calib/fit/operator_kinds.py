@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload import OperatorKind, Phase
+from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch
 
 Vector = NDArray[np.float64]

@@ -15,8 +15,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import first_minimum
-from ..workload import Phase
+from ..regressors.robust import first_minimum
+from ..workload.operators import Phase
 from .batches import Timed
 from .laws import OperatorFamily, Peaks, columns, family, least_s
 

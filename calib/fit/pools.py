@@ -14,21 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import (
-    UNMEASURED_SIGMA_LOG,
-    Forest,
-    GaussianProcess,
-    Inputs,
-    Line,
-    Trees,
-    fit_forest,
-    fit_gaussian,
-    fit_line,
-    fit_trees,
-    robust_sigma,
-    stacked,
-)
-from ..workload import OperatorKind
+from ..regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
+from ..regressors.robust import UNMEASURED_SIGMA_LOG, robust_sigma
+from ..regressors.trees import Forest, Line, Trees, fit_forest, fit_line, fit_trees
+from ..workload.operators import OperatorKind
 from .batches import ShapeBatch, Timed
 from .laws import columns
 from .operator_kinds import KINDS, Columns, products

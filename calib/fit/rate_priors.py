@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import read_package_json
-from ..regressors import PRIOR_WEIGHT, Z_90
-from ..workload import OperatorKind, Phase
+from ..records.files import read_package_json
+from ..regressors.robust import PRIOR_WEIGHT, Z_90
+from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch
 from .laws import Ceilings, OperatorFamily, columns, family
 from .operator_kinds import WorkKind

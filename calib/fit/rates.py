@@ -12,7 +12,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import SAMPLE_SIGMA_LOG, robust_minimum
+from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
 from .batches import spread_rows
 from .operator_kinds import Columns
 

@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..layers import stage_operators
-from ..network import Measured
-from ..regressors import Estimate
-from ..workload import Operator, OperatorKind, Phase, RunConfig
+from ..layers.stage_work import stage_operators
+from ..network.groups import Measured
+from ..regressors.estimate import Estimate
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import batch_of
 from .machine import MachineModel
 from .operator_kinds import SHARD_UNIT_LAUNCHES, SHARDED_CALL_LAUNCHES

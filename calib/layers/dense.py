@@ -16,21 +16,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..workload import (
-    OPAQUE_OPERATORS,
-    Collective,
-    CollectiveUse,
-    ContextComm,
-    GroupRole,
-    LatentAttention,
-    OpaqueLayer,
-    OperatorKind,
-    Placement,
-    PositionEmbedding,
-    RunConfig,
-    group,
-    group_call,
-)
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.config import RunConfig
+from ..workload.model_shape import LatentAttention, OpaqueLayer, PositionEmbedding
+from ..workload.operators import OPAQUE_OPERATORS, OperatorKind
+from ..workload.parallelism import ContextComm
+from ..workload.ranks import group, group_call
 from .layer_modules import (
     LayerModule,
     Shaped,

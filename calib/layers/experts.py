@@ -12,21 +12,12 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..workload import (
-    Collective,
-    CollectiveUse,
-    Dispatcher,
-    Experts,
-    GroupRole,
-    OperatorKind,
-    OtherPass,
-    Placement,
-    RunConfig,
-    expected_distinct,
-    group_call,
-    imbalance,
-    num_nodes,
-)
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPass, Placement
+from ..workload.config import RunConfig
+from ..workload.model_shape import Dispatcher, Experts
+from ..workload.operators import OperatorKind
+from ..workload.ranks import group_call, num_nodes
+from ..workload.routing import expected_distinct, imbalance
 from .dense import mlp_module
 from .layer_modules import (
     LayerModule,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ..arguments import apply_options, is_fsdp
-from ..workload import Attention, Dispatcher, PositionEmbedding, Precision, RunConfig
+from ..arguments.megatron_args import apply_options
+from ..arguments.megatron_rules import is_fsdp
+from ..workload.config import Attention, Precision, RunConfig
+from ..workload.model_shape import Dispatcher, PositionEmbedding
 from .rule import Find, Remedy, StatedLaunch, missing, rules_of
 
 _LOADS = ("--load", "--finetune", "--pretrained-checkpoint", "--use-checkpoint-args")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..arguments import CONNECTIONS, environment
+from ..arguments.megatron_rules import CONNECTIONS, environment
 from .rule import Find, Remedy, StatedLaunch, rules_of
 
 _MANY_CONNECTIONS = "32"

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..layers import RecomputeOption
-from ..workload import Ints, RunConfig
+from ..layers.recompute import RecomputeOption
+from ..workload.config import RunConfig
+from ..workload.layout_table import Ints
 from .activations import LayerPart, SavedTensor, is_offloaded, is_stashed, picks_operators
 from .states import Floats, Number
 

@@ -9,30 +9,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..layers import (
-    EXPERT_KINDS,
-    Block,
-    BlockKind,
-    RecomputeOption,
-    added_saved_nbytes,
-    block,
-    block_numel,
-    layer_kind,
-    layer_kinds,
-    norm_module,
-)
-from ..workload import (
-    Batch,
-    Engine,
-    Fp8Recipe,
-    Ints,
-    LayoutTable,
-    ModelShape,
-    OperatorKind,
-    Recompute,
-    RunConfig,
-    takes_options,
-)
+from ..layers.blocks import EXPERT_KINDS, Block, BlockKind, block, layer_kind, layer_kinds
+from ..layers.layer_modules import added_saved_nbytes, norm_module
+from ..layers.recompute import RecomputeOption
+from ..layers.tensors import block_numel
+from ..workload.config import Batch, Fp8Recipe, Recompute, RunConfig, takes_options
+from ..workload.layout_table import Ints, LayoutTable
+from ..workload.model_shape import ModelShape
+from ..workload.operators import OperatorKind
+from ..workload.parallelism import Engine
 from .activations import layer_part, routed_part, sizes
 from .layer_memory import LayerBytes, PartBytes, columns
 from .states import Number

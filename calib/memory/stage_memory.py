@@ -9,8 +9,10 @@ from functools import lru_cache, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layers import BlockKind, RecomputeOption, layer_kind
-from ..workload import Ints, RunConfig
+from ..layers.blocks import BlockKind, layer_kind
+from ..layers.recompute import RecomputeOption
+from ..workload.config import RunConfig
+from ..workload.layout_table import Ints
 from .layer_memory import LayerBytes, columns
 from .module_memory import ModuleBytes, Modules
 from .states import UNITS_IN_FLIGHT, Number, StateBytes, UnitBytes

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..workload import Engine, Fp8Recipe, Precision, RunConfig
+from ..workload.config import Fp8Recipe, Precision, RunConfig
+from ..workload.parallelism import Engine
 
 Floats: TypeAlias = "npt.NDArray[np.float64]"
 Number: TypeAlias = "float | npt.NDArray[np.float64]"

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import Z_90, clip_residuals, drawn_sigma_log, shrunk_sigma_log
-from ..workload import Collective, CollectiveCall, GroupRole
+from ..regressors.robust import Z_90, clip_residuals, drawn_sigma_log, shrunk_sigma_log
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
     against_ring_frac,

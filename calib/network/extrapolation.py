@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload import Collective
+from ..workload.collectives import Collective
 from .curves import Curve, bandwidth_share
 from .groups import PAIRS, RINGS, Group, bus_factor, ring_steps
 from .nccl_tuner import (

@@ -16,8 +16,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import GpuInterconnect
-from ..workload import Collective
+from ..records.cluster import GpuInterconnect
+from ..workload.collectives import Collective
 from .groups import Group
 from .topology import Topology
 

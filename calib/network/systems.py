@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..records import NVL72, GpuInterconnect
+from ..records.cluster import NVL72, GpuInterconnect
 from .nccl_tuner import Architecture, LinkClass, Wire
 from .topology import Topology
 

@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from ..records import GpuInterconnect, Origin
+from ..records.cluster import GpuInterconnect, Origin
 
 LOCAL_COPY_CHUNKS = 0.4
 """Chunks that a ring inside a node spends in addition to its steps, on a rank's local copies: bus

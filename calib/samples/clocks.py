@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..units import NS_PER_S
-from ..workload import Collective
+from ..workload.collectives import Collective
 from .reduce import median_over_steps
 from .transfers import EVENT_KEYS
 

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..workload import OperatorKind, Phase
+from ..workload.operators import OperatorKind, Phase
 from .reduce import median_error_log, median_over_steps, spread_of_error
 
 _MOST_RATIO = 4.0

@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..workload import GroupRole, OperatorKind, Phase, RunConfig
+from ..workload.collectives import GroupRole
+from ..workload.config import RunConfig
+from ..workload.operators import OperatorKind, Phase
 from .columns import parse_shape
 
 _GROUPED, _SINGLE = OperatorKind.GROUPED_LINEAR.value, OperatorKind.LINEAR_FC1.value

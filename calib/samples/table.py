@@ -19,24 +19,24 @@ from numpy.typing import NDArray
 
 from ..errors import CalibrationError, ConfigError, RecordError
 from ..plain_json import parse_json
-from ..records import (
-    Cluster,
+from ..records.cluster import Cluster, StatedNodes, joined_clusters
+from ..records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
     LoopRecord,
     OperatorRecord,
     PhaseRecord,
     RankRecord,
-    RunRecords,
-    StatedNodes,
     StepFlag,
     StepRecord,
     TraceRecord,
     WindowRecord,
-    joined_clusters,
 )
+from ..records.run_records import RunRecords
 from ..units import NS_PER_S
-from ..workload import Parallelism, RunConfig, decode, encode_fields
+from ..workload.config import RunConfig
+from ..workload.config_json import decode, encode_fields
+from ..workload.parallelism import Parallelism
 from .clocks import arrival_rows, clock_rows, link_rows
 from .columns import FRAMES, normalise, shape_text
 from .operator_rows import (

@@ -9,7 +9,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..units import NS_PER_S
-from ..workload import Collective, GroupRole, Parallelism, position
+from ..workload.collectives import Collective, GroupRole
+from ..workload.parallelism import Parallelism
+from ..workload.ranks import position
 from .operator_rows import controls_of
 from .reduce import median_over_steps
 

@@ -10,11 +10,13 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import LayoutConstraint
-from ..layers import RecomputeOption
-from ..memory import needed_nbytes
-from ..steps import FittedSteps, same_layout
-from ..workload import Column, LayoutTable, Recompute, RunConfig, groups
+from ..arguments.short_names import LayoutConstraint
+from ..layers.recompute import RecomputeOption
+from ..memory.pipelines import needed_nbytes
+from ..steps.known_steps import same_layout
+from ..steps.model import FittedSteps
+from ..workload.config import Recompute, RunConfig
+from ..workload.layout_table import Column, LayoutTable, groups
 from .cells import Cells, Choices, Ints, cells_of, choices_of, num_variants
 from .results import (
     NUM_LACKING,

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layers import EXPERT_KINDS, LAYER_KINDS, Block, BlockKind, block_part, chunk_variants
-from ..steps import FittedSteps
-from ..workload import LayoutTable, RunConfig, all_but, groups
+from ..layers.blocks import EXPERT_KINDS, LAYER_KINDS, Block, BlockKind, block_part, chunk_variants
+from ..steps.model import FittedSteps
+from ..workload.config import RunConfig
+from ..workload.layout_table import LayoutTable, all_but, groups
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..fit import UNKNOWN_DEVICE, DevicePrior, Estimates, Source, batch_of, generation, rates_prior
-from ..network import CollectiveModel, NetworkPrior, canonical, group_of
-from ..timeline import Floats, Item
-from ..workload import CollectiveCall, Fp8Recipe, Operator, OperatorKind, Phase, RunConfig
+from ..fit.batches import batch_of
+from ..fit.estimates import Estimates, Source
+from ..fit.priors import UNKNOWN_DEVICE, DevicePrior
+from ..fit.rate_priors import generation, rates_prior
+from ..network.collective_times import CollectiveModel
+from ..network.groups import canonical, group_of
+from ..network.systems import NetworkPrior
+from ..timeline.items import Floats, Item
+from ..workload.collectives import CollectiveCall
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,29 +9,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fit import Source
-from ..layers import (
-    EXPERT_KINDS,
-    LAYER_KINDS,
-    launched_frac,
-    recomputed_launch_frac,
-    replayed_frac,
-)
-from ..timeline import (
-    BlockTimes,
-    Compiled,
-    Floats,
-    GroupTimes,
-    Run,
-    Simulation,
-    Term,
-    compile_layouts,
-    evaluate,
-    simulate_long,
-    step_times,
-    term_times,
-)
-from ..workload import LayoutTable, Placement, RunConfig
+from ..fit.estimates import Source
+from ..layers.blocks import EXPERT_KINDS, LAYER_KINDS
+from ..layers.launches import launched_frac, recomputed_launch_frac, replayed_frac
+from ..timeline.block_times import BlockTimes
+from ..timeline.compiled import Compiled, compile_layouts
+from ..timeline.evaluation import GroupTimes, Run, evaluate, simulate_long, step_times
+from ..timeline.items import Floats
+from ..timeline.simulation import Simulation
+from ..timeline.terms import Term, term_times
+from ..workload.collectives import Placement
+from ..workload.config import RunConfig
+from ..workload.layout_table import LayoutTable
 from .base_times import BaseTimes
 from .priced_items import KNOWN_FRAC, Constant, PricedItems, added, priced_items
 from .scales import (

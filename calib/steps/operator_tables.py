@@ -10,23 +10,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from ..fit import MachineModel, ShapeBatch, Timed, batch_of, device_prior, fit_machine
-from ..importers import CHOSEN, shape_sizes
-from ..network import (
-    REACHED_FRAC,
-    CollectiveModel,
-    Group,
-    NetworkPrior,
-    Samples,
-    fit_transfers,
-    network_prior,
-    stated_network,
-    with_domains_as_nodes,
-)
-from ..records import StatedNodes
-from ..regressors import first_minimum
-from ..timeline import Floats
-from ..workload import Collective, Operator, OperatorKind, Phase
+from ..fit.batches import ShapeBatch, Timed, batch_of
+from ..fit.machine import MachineModel, fit_machine
+from ..fit.priors import device_prior
+from ..importers.canonical_tables import CHOSEN, shape_sizes
+from ..network.cluster import stated_network, with_domains_as_nodes
+from ..network.collective_times import CollectiveModel, fit_transfers
+from ..network.curves import Samples
+from ..network.groups import Group
+from ..network.systems import REACHED_FRAC, NetworkPrior, network_prior
+from ..records.cluster import StatedNodes
+from ..regressors.robust import first_minimum
+from ..timeline.items import Floats
+from ..workload.collectives import Collective
+from ..workload.operators import Operator, OperatorKind, Phase
 
 _MAX_ROWS = 150
 """Rows of an operator that the fit uses; more make it slow and no better."""

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..regressors import robust_minimum
-from ..timeline import Floats, step_times
-from ..workload import FIELDS, Column, LayoutTable, RunConfig
+from ..regressors.robust import robust_minimum
+from ..timeline.evaluation import step_times
+from ..timeline.items import Floats
+from ..workload.config import RunConfig
+from ..workload.layout_table import FIELDS, Column, LayoutTable
 from .known_steps import (
     DEGREES,
     SHARED_FRAC,

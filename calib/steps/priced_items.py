@@ -11,18 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from ..fit import Estimates, Source
-from ..network import LINK_SIGMA_LOG, host_copy_s
-from ..timeline import Compiled, Floats, Item, family
-from ..workload import (
-    Fp8Recipe,
-    Normalization,
-    Operator,
-    OperatorKind,
-    Phase,
-    PositionEmbedding,
-    RunConfig,
-)
+from ..fit.estimates import Estimates, Source
+from ..network.cluster import LINK_SIGMA_LOG, host_copy_s
+from ..timeline.compiled import Compiled
+from ..timeline.items import Floats, Item, family
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.model_shape import Normalization, PositionEmbedding
+from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes, GenericAttention, decomposed, mean_scores_frac
 from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 

@@ -13,19 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..fit import device_prior, generation
-from ..network import host_rates
-from ..timeline import Floats, Item
-from ..workload import (
-    CollectiveCall,
-    GroupRole,
-    Operator,
-    OperatorKind,
-    Phase,
-    RoutingSource,
-    RunConfig,
-    routing_source,
-)
+from ..fit.priors import device_prior
+from ..fit.rate_priors import generation
+from ..network.cluster import host_rates
+from ..timeline.items import Floats, Item
+from ..workload.collectives import CollectiveCall, GroupRole
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload.routing import RoutingSource, routing_source
 from .base_times import MISALIGNED, MISALIGNED_LOG, Conditions
 
 OPTIMIZERS = frozenset(
@@ -76,7 +71,7 @@ def optimizer_s(operator: Operator, *, device: str, bytes_per_s: float) -> float
     The host's share is copied down, updated and copied back, in sequence, or concurrently if copies
     overlap; the device's own share runs meanwhile.
 
-    >>> from ..workload import Phase
+    >>> from ..workload.operators import Phase
     >>> whole = Operator(kind=OperatorKind.OPTIMIZER, phase=Phase.STEP, shape=(10**9,),
     ...     element_nbytes=4)
     >>> optimizer_s(whole, device="NVIDIA H100 80GB HBM3", bytes_per_s=2e12)

@@ -7,18 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..process import Guard, Host, Reference, contents, forked_rng, is_a, reference, references
-from ..session import (
-    DataWatch,
-    FrameworkSettings,
-    LoopObserver,
-    Session,
-    chain_of,
-    new_session,
-    roles_in,
-    running,
-    unseen_in,
-)
+from ..process.guard import Guard
+from ..process.host import Host, Reference, reference, references
+from ..process.inspection import contents, forked_rng, is_a
+from ..session.attaching import new_session
+from ..session.chain import chain_of, roles_in, unseen_in
+from ..session.data_watch import DataWatch, LoopObserver
+from ..session.first_step import FrameworkSettings
+from ..session.session import Session, running
 from .patches import Patches
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from ...calib.arguments import from_namespace
-from ...calib.workload import Attention, RunConfig
-from ..process import CadenceHint, attribute, class_names, classes, environ_number, tree, weights
-from ..sensors import find_mixers
+from ...calib.arguments.megatron_namespace import from_namespace
+from ...calib.workload.config import Attention, RunConfig
+from ..process.inspection import attribute, class_names, classes, tree, weights
+from ..process.settings import CadenceHint, environ_number
+from ..sensors.sites import find_mixers
 
 # Megatron nests three (data parallel, precision, virtual stage); a wrapper of itself must end.
 _WRAPPER_DEPTH = 6
@@ -157,7 +158,7 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
     import megatron.core
     from megatron.core import parallel_state
 
-    from ..session import device_name
+    from ..session.instruments import device_name
 
     settings = dict(vars(config_of(models[0])))
     gpt = unwrapped(models[0])

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..process import function_at, places_of, stand_in
-from ..session import Session
+from ..process.stand_ins import function_at, places_of, stand_in
+from ..session.session import Session
 
 _log = logging.getLogger(__name__)
 

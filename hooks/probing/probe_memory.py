@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...calib.workload import Collective
+from ...calib.workload.collectives import Collective
 
 FREE_FRAC = 0.8
 """Share of free memory that a probe may use."""

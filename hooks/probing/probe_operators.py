@@ -23,8 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...calib.advice import COLD_NBYTES, MOST_COPIES, OPTIMIZER_TENSORS
-from ...calib.workload import Normalization, OperatorKind, PositionEmbedding, RunConfig
+from ...calib.advice.probe_sizes import COLD_NBYTES, MOST_COPIES, OPTIMIZER_TENSORS
+from ...calib.workload.config import RunConfig
+from ...calib.workload.model_shape import Normalization, PositionEmbedding
+from ...calib.workload.operators import OperatorKind
 from . import probe_kernels as kernels
 
 Shape = tuple[int, ...]

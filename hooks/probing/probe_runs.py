@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from ...calib.advice import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
-from ...calib.records import CollectiveRecord, OperatorRecord, Record
-from ...calib.workload import Collective, OperatorKind, Phase, Precision, RunConfig
-from ..sensors import Readings, Stopwatch
+from ...calib.advice.probe_sizes import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
+from ...calib.records.record_kinds import CollectiveRecord, OperatorRecord, Record
+from ...calib.workload.collectives import Collective
+from ...calib.workload.config import Precision, RunConfig
+from ...calib.workload.operators import OperatorKind, Phase
+from ..sensors.stopwatch import Readings, Stopwatch
 from .probe_operators import make_bench
 from .probe_transfers import TransferBench
 

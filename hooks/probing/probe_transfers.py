@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ...calib.workload import Collective, GroupRole
-from ..sensors import GroupRoles, is_described, was_called
+from ...calib.workload.collectives import Collective, GroupRole
+from ..sensors.process_groups import GroupRoles, is_described, was_called
 
 # torch 2.13 has renamed both; the old names warn.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

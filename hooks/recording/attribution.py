@@ -24,22 +24,11 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
-from ...calib.records import CollectiveRecord, OperatorRecord, PhaseRecord, Record
-from ...calib.workload import OperatorKind, Phase
-from ..sensors import (
-    BACKWARD,
-    FORWARD,
-    NO_SHAPE,
-    NO_SPAN,
-    NO_TIME,
-    OPTIMIZER,
-    STEP_STREAM,
-    WAITING,
-    Code,
-    StepLog,
-    TransferKind,
-    unpack_mark,
-)
+from ...calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, Record
+from ...calib.workload.operators import OperatorKind, Phase
+from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, unpack_mark
+from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 from .shapes import Shape, canonical_shape
 from .waits import TransferTimes, Waits, exposures, host_times, lags_of, waits_for_host
 

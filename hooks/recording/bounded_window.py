@@ -21,21 +21,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...calib.records import (
+from ...calib.records.packed import Packer, pack
+from ...calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
     OperatorRecord,
-    Packer,
     PhaseRecord,
     Record,
     RunRecord,
     StepRecord,
     WindowRecord,
-    pack,
     to_dict,
 )
-from ...calib.workload import MESSAGE_NBYTES, PACKED_NBYTES, RecordingDetail, RecordingPlan
-from ..sensors import BACKWARD, FORWARD, StepLog
+from ...calib.workload.recording import (
+    MESSAGE_NBYTES,
+    PACKED_NBYTES,
+    RecordingDetail,
+    RecordingPlan,
+)
+from ..sensors.recorder import BACKWARD, FORWARD
+from ..sensors.step_log import StepLog
 from .window_records import WindowRecords
 
 ENDS_NBYTES = 6 << 10

@@ -25,7 +25,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 
-from ..sensors import BACKWARD, FORWARD, NO_TIME, STEP_STREAM, Code, StepLog, unpack_mark
+from ..sensors.recorder import BACKWARD, FORWARD
+from ..sensors.step_log import Code, StepLog, unpack_mark
+from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 
 BLOCKED_NS = 20_000
 """Least wait that blocked: a shorter one had its transfer complete, and the call itself takes some

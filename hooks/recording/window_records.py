@@ -19,31 +19,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ...calib.records import (
-    Called,
+from ...calib.records.flight import Called, FlightEntry, HostSpan
+from ...calib.records.rank_summary import StepSums, summarise
+from ...calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
-    FlightEntry,
-    HostSpan,
     RankRecord,
     Record,
     StepRecord,
-    StepSums,
     WindowRecord,
-    summarise,
 )
-from ...calib.workload import Collective
-from ..sensors import (
-    BACKWARD,
-    BITS,
-    FORWARD,
-    NO_TIME,
-    STEP_STREAM,
-    Code,
-    StepLog,
-    TransferKind,
-    unpack_mark,
-)
+from ...calib.workload.collectives import Collective
+from ..sensors.recorder import BACKWARD, FORWARD
+from ..sensors.step_log import BITS, Code, StepLog, TransferKind, unpack_mark
+from ..sensors.stopwatch import NO_TIME, STEP_STREAM
 from .attribution import Attribution
 from .flight_recorder import FlightWindow, KnownGroup
 

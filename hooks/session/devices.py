@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..process import attribute, class_names, tree, weights
-from ..sensors import DeviceStopwatch, HostStopwatch, Stopwatch
+from ..process.inspection import attribute, class_names, tree, weights
+from ..sensors.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 
 _HOST = torch.device("cpu")
 _NOWHERE = ("cpu", "meta")

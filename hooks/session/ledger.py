@@ -10,12 +10,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...calib.records import CoverageRecord, PhaseRecord, StepFlag, StepRecord, WindowRecord
-from ..process import Guard
-from ..recording import FlightWindow, RecordWriter, StepPlan, WindowEnd
+from ...calib.records.record_kinds import (
+    CoverageRecord,
+    PhaseRecord,
+    StepFlag,
+    StepRecord,
+    WindowRecord,
+)
+from ..process.guard import Guard
+from ..recording.flight_recorder import FlightWindow
+from ..recording.window import StepPlan
+from ..recording.writer import RecordWriter, WindowEnd
 
 if TYPE_CHECKING:
-    from ..sensors import StepLog
+    from ..sensors.step_log import StepLog
     from .instruments import Instruments
 
 _log = logging.getLogger(__name__)

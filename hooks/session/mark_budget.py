@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ...calib.units import NS_PER_S
-from ..recording import thin_samples
-from ..sensors import MAX_EVENTS, NO_TIME, StepLog, TransferKind
+from ..recording.window import thin_samples
+from ..sensors.step_log import StepLog, TransferKind
+from ..sensors.stopwatch import MAX_EVENTS, NO_TIME
 
 COST_FRAC = 0.015
 """Share of a step that recording its operators may add to it, on average over hooked steps."""

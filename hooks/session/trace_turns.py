@@ -11,17 +11,23 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...calib.records import CoverageRecord, Record, StepFlag
-from ...calib.workload import RunConfig, TraceChoice
+from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
+from ...calib.workload.config import RunConfig
+from ...calib.workload.run_options import TraceChoice
 from ...leaves import leaf
-from ..process import THREAD_NAME_PREFIX, Guard, Host, Settings, WeakHost, is_installed, weights
-from ..recording import StepPlan
+from ..process.guard import THREAD_NAME_PREFIX, Guard
+from ..process.host import Host, WeakHost
+from ..process.inspection import weights
+from ..process.interpreter import is_installed
+from ..process.settings import Settings
+from ..recording.window import StepPlan
 from .ledger import StepGap
 
 if TYPE_CHECKING:
-    from ..probing import Probing
-    from ..process import Host
-    from ..recording import TracedStep, Tracer
+    from ..probing.probes import Probing
+    from ..process.host import Host
+    from ..recording.kineto import Tracer
+    from ..recording.traced import TracedStep
     from .instruments import Instruments
     from .mark_budget import MarkBudget
 
@@ -56,7 +62,7 @@ class Tracing:
         """Trace this step and return its flag; or no flag, with the reason in the coverage."""
         if instruments is None:
             return set()
-        from ..recording import Tracer, reason_against
+        from ..recording.kineto import Tracer, reason_against
 
         is_device = instruments.device != "cpu"
         reason = reason_against(step, is_device=is_device, is_graphed=instruments.is_graphed)

@@ -8,57 +8,36 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...calib.advice import Decision
-from ...calib.answers import (
-    Answer,
-    Request,
-    analyse,
-    finish_lines,
-    finish_text,
-    with_end,
-    with_new_forecast,
-)
-from ...calib.drift import Drift
+from ...calib.advice.decision import Decision
+from ...calib.answers.analysis import analyse, finish_lines, with_end, with_new_forecast
+from ...calib.answers.answer import Answer
+from ...calib.answers.finish_line import finish_text
+from ...calib.answers.request import Request
+from ...calib.drift.monitor import Drift
 from ...calib.errors import CalibrationError, ForerunError
-from ...calib.forecast import (
-    Ended,
-    Evaluation,
-    MeasuredRun,
-    batch_levels,
-    measured_forecast,
-    step_groups,
-)
-from ...calib.records import Action
-from ...calib.samples import RecentWindows, RunReader, SampleTable
-from ...calib.timeline import measured_spans
-from ...calib.workload import OnAdvice
-from ...hooks.process import RESTART_WINDOWS, CompanionSettings
-from ..known import EarlierRuns, absent_in, with_normal
-from ..sinks import AllSinks, Sink
-from ..store import (
-    REQUEST_RULE,
-    STOP_REQUEST,
-    LoggedStep,
-    Place,
-    Publisher,
-    RunLog,
-    finish_line,
-    finite_number,
-    place_of,
-    read_object,
-    score_line,
-    write_steps,
-)
-from ..views import (
-    summary_values,
-    tables_of,
-    wandb_tables,
-    write_answer,
-    write_end,
-    write_forecast,
-    write_page,
-    write_score,
-)
+from ...calib.forecast.evaluation import Ended, Evaluation
+from ...calib.forecast.modelled import batch_levels
+from ...calib.forecast.remaining_run import MeasuredRun, measured_forecast
+from ...calib.forecast.remaining_schedule import step_groups
+from ...calib.records.iso_times import Action
+from ...calib.samples.recent import RecentWindows
+from ...calib.samples.store import RunReader
+from ...calib.samples.table import SampleTable
+from ...calib.timeline.items import measured_spans
+from ...calib.workload.run_options import OnAdvice
+from ...hooks.process.settings import RESTART_WINDOWS, CompanionSettings
+from ..known.machine import absent_in
+from ..known.runs import EarlierRuns
+from ..known.table_files import with_normal
+from ..sinks.registry import AllSinks
+from ..sinks.sink import Sink
+from ..store.forecast_log import finish_line
+from ..store.launch_files import REQUEST_RULE, STOP_REQUEST
+from ..store.publishing import Place, Publisher, place_of
+from ..store.run_folders import finite_number, read_object
+from ..store.run_log import LoggedStep, RunLog, score_line, write_steps
+from ..views.answer_tables import summary_values, tables_of, wandb_tables
+from ..views.answers import write_answer, write_end, write_forecast, write_page, write_score
 from .drift_watch import DriftWatch
 from .forecasting import (
     AnalysisInterval,

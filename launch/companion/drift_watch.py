@@ -9,11 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.drift import SCHEMA, Drift, DriftEvent, DriftMonitor, drift_causes, transfer_causes
+from ...calib.drift.monitor import (
+    SCHEMA,
+    Drift,
+    DriftEvent,
+    DriftMonitor,
+    drift_causes,
+    transfer_causes,
+)
 from ...calib.errors import ForerunError
-from ...calib.records import CREATED, with_iso_times, write_json
-from ...calib.samples import SampleTable, windows_of
-from ..store import LoggedStep, Place, read_object
+from ...calib.records.files import CREATED, write_json
+from ...calib.records.iso_times import with_iso_times
+from ...calib.samples.table import SampleTable, windows_of
+from ..store.publishing import Place
+from ..store.run_folders import read_object
+from ..store.run_log import LoggedStep
 from .log_lines import WriteGuard
 
 DRIFT = "drift.json"

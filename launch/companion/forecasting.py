@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from ...calib.answers import Request, RunEnd
-from ...calib.forecast import Forecast
+from ...calib.answers.request import Request
+from ...calib.answers.run_end import RunEnd
+from ...calib.forecast.forecasts import Forecast
 from ...calib.units import format_frac, format_time
-from ..store import LoggedStep
+from ..store.run_log import LoggedStep
 
 ReadEnergy = Callable[[], "float | None"]
 NUM_RECENT_STEPS = 1000

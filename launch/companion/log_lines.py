@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from ...calib.arguments import masked_text
+from ...calib.arguments.passed_on import masked_text
 from ...calib.errors import IN_THE_WAY, unwritable
 from ...calib.shell import printable
-from ..store import UnwrittenError
+from ..store.publishing import UnwrittenError
 
 _T = TypeVar("_T")
 _MOST_CHARS = 200

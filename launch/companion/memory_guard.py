@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...hooks.process import LEAST_NBYTES, free_nbytes
+from ...hooks.process.free_memory import LEAST_NBYTES, free_nbytes
 
 LOAD_NBYTES = 256 << 20
 """Free memory for loading libraries and the first fit (docs/touches.md has the measurement)."""

@@ -16,9 +16,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ...calib.records import replace_file
-from ...hooks.process import CompanionSettings, process_start
-from ..store import BEAT_S, STATUS, Phase, Publisher, StatusFile, finite_number, this_host
+from ...calib.records.files import replace_file
+from ...hooks.process.launch_identity import process_start
+from ...hooks.process.settings import CompanionSettings
+from ..store.publishing import BEAT_S, STATUS, Phase, Publisher, StatusFile, this_host
+from ..store.run_folders import finite_number
 from .log_lines import log_line
 
 EVERY_S = 5.0

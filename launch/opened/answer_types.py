@@ -11,22 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from ... import __version__
 from ...calib.errors import RecordError
-from ...calib.records import LONGEST_S, Action, action_text, stamped
+from ...calib.records.iso_times import LONGEST_S, Action, action_text, stamped
 from ...calib.units import format_time
-from ...calib.workload import (
-    NAMED_CHOICES,
-    AxisValue,
-    ModelShape,
-    RunConfig,
-    encode_fields,
-    layout_label,
-)
-from ..store import ForecastFile
+from ...calib.workload.choices import NAMED_CHOICES, AxisValue, layout_label
+from ...calib.workload.config import RunConfig
+from ...calib.workload.config_json import encode_fields
+from ...calib.workload.model_shape import ModelShape
+from ..store.publishing import ForecastFile
 
 if TYPE_CHECKING:
-    from ...calib.forecast import Ended
-    from ..known import Machine
-    from ..views import Part, ReportTable
+    from ...calib.forecast.evaluation import Ended
+    from ..known.machine import Machine
+    from ..views.table import Part, ReportTable
 
 
 class PrintableAnswer(ABC):
@@ -50,7 +46,7 @@ class PrintableAnswer(ABC):
         return (self.sentence,)
 
     def __str__(self) -> str:
-        from ..views import text_of
+        from ..views.table import text_of
 
         return text_of(self.parts())
 
@@ -58,7 +54,7 @@ class PrintableAnswer(ABC):
         return str(self)
 
     def _repr_html_(self) -> str:
-        from ..views import html_of
+        from ..views.table import html_of
 
         return html_of(self.parts())
 
@@ -92,8 +88,8 @@ class LayoutAnswer(PrintableAnswer):
         compressed if the name ends in ``.gz``.  Raises ``OSError`` if the file cannot be
         written."""
         # Slow to import, and used only here.
-        from ...calib.answers import PREDICTED, step_trace
-        from ...calib.records import write_json
+        from ...calib.answers.step_traces import PREDICTED, step_trace
+        from ...calib.records.files import write_json
 
         steps, named = self.machine.steps, self.layouts.items()
         estimates = {f"{PREDICTED}, {name}": steps.estimate(one) for name, one in named}
@@ -158,7 +154,7 @@ class RunForecast(_PublishedAnswer, ForecastFile):
     @property
     def sentence(self) -> str:
         """End of the run, forecast or actual, and the progress at the time of the forecast."""
-        from ...calib.answers import ended_text, format_moment  # slow to import
+        from ...calib.answers.finish_line import ended_text, format_moment  # slow to import
 
         if self.ended is not None:
             return ended_text(self.ended)
@@ -275,7 +271,7 @@ class Layout(_NamedValues):
 
     def parts(self) -> Iterator[ReportTable]:
         """Yield a table of names and values."""
-        from ..views import table_of
+        from ..views.table import table_of
 
         yield table_of(
             "layout",
@@ -309,7 +305,7 @@ class Model(_NamedValues, ModelShape):
 
     def parts(self) -> Iterator[ReportTable]:
         """Yield a table of names and values, without sizes that the model does not have."""
-        from ..views import table_of
+        from ..views.table import table_of
 
         rows = [(name, str(value)) for name, value in self.values.items() if value is not None]
         cells = {"name": lambda pair: pair[0], "value": lambda pair: pair[1]}

@@ -10,62 +10,45 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ...calib.advice import (
-    Candidate,
-    Explanation,
-    FittingLayouts,
-    Plan,
-    Remedy,
-    Scaling,
-    WhyNot,
-    best_on,
-    compare,
-    compute_scaling,
-    explain,
-    named_layout,
-    why_not,
-)
-from ...calib.arguments import (
-    LayoutConstraint,
-    apply_options,
-    options_of,
-    split_degrees,
-    unsupported_options_reason,
-)
+from ...calib.advice.explanation import Explanation, explain
+from ...calib.advice.named_layouts import named_layout
+from ...calib.advice.obstacles import WhyNot, why_not
+from ...calib.advice.planning import Candidate, Plan, compare
+from ...calib.advice.remedies import FittingLayouts, Remedy
+from ...calib.advice.scaling import Scaling, best_on, compute_scaling
+from ...calib.arguments.megatron_args import apply_options
+from ...calib.arguments.option_words import options_of
+from ...calib.arguments.short_names import LayoutConstraint, split_degrees
+from ...calib.arguments.taken_options import unsupported_options_reason
 from ...calib.errors import ConfigError, ForerunError
-from ...calib.fit import is_processor
-from ...calib.forecast import RemainingRun, WholeRun, whole_run
-from ...calib.memory import MemoryEstimate, Verdict, host_nbytes, known_device
-from ...calib.network import link_figures
-from ...calib.records import stamped
-from ...calib.search import TOP, Effort
+from ...calib.fit.priors import is_processor
+from ...calib.forecast.rates import RemainingRun
+from ...calib.forecast.whole import WholeRun, whole_run
+from ...calib.memory.devices import known_device
+from ...calib.memory.peak import MemoryEstimate, Verdict, host_nbytes
+from ...calib.network.cluster import link_figures
+from ...calib.records.iso_times import stamped
+from ...calib.search.results import TOP, Effort
 from ...calib.shell import joined
 from ...calib.units import format_bytes, format_time
-from ...calib.workload import (
-    AxisValue,
-    RunConfig,
-    at_least_one,
-    at_most,
-    choice,
-    layout_label,
-    shown,
-    takes_options,
-)
-from ..known import Machine, plan_on
-from ..options import Objective, PlanQuestion, completed, read_prices, read_tokens
-from ..store import read_remaining_run
-from ..views import (
+from ...calib.workload.argument_values import shown
+from ...calib.workload.choices import AxisValue, choice, layout_label
+from ...calib.workload.config import RunConfig, takes_options
+from ...calib.workload.model_shape import at_least_one, at_most
+from ..known.machine import Machine, plan_on
+from ..options.config_files import completed
+from ..options.plan_options import Objective, PlanQuestion, read_prices, read_tokens
+from ..store.forecast_log import read_remaining_run
+from ..views.answer_tables import (
     BestLayout,
-    Command,
-    Part,
-    explanation_parts,
     layouts_table,
     plan_notes,
     plans_table,
     rest_json,
     scaling_text,
-    screen_of,
 )
+from ..views.explain_text import explanation_parts
+from ..views.table import Command, Part, screen_of
 from .answer_types import Layout, LayoutAnswer, PrintableAnswer
 from .other_run import OtherRun
 
@@ -736,7 +719,7 @@ class Prediction(LayoutAnswer):
 
     def parts(self) -> Iterator[Part]:
         """Yield the sentence, memory limits, and the options if there are any."""
-        from ..views import Command
+        from ..views.table import Command
 
         if self.memory_budget is not None:
             yield self._fit_sentence
@@ -914,8 +897,8 @@ class ExplainAnswer(LayoutAnswer):
     def write_svg(self, path: Path | str) -> None:
         """Draw the terms as a waterfall chart into a file."""
         # Slow to import, and used only here.
-        from ...calib.records import write_text
-        from ..views import waterfall
+        from ...calib.records.files import write_text
+        from ..views.charts import waterfall
 
         write_text(Path(path), waterfall(self.found).alone())
 

@@ -9,37 +9,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers import Answer, Request, analyse, with_end, with_prefix
+from ...calib.answers.analysis import analyse, with_end
+from ...calib.answers.answer import Answer
+from ...calib.answers.request import Request
+from ...calib.answers.transcript import with_prefix
 from ...calib.errors import RecordError
-from ...calib.forecast import Evaluation
-from ...calib.records import stamped, write_text
-from ...calib.samples import SampleTable
+from ...calib.forecast.evaluation import Evaluation
+from ...calib.records.files import write_text
+from ...calib.records.iso_times import stamped
+from ...calib.samples.table import SampleTable
 from ...calib.shell import quoted
-from ..known import Loaded, with_normal
-from ..store import (
-    SAMPLES,
-    Logged,
-    finish_line,
-    object_of_run,
-    paths_of,
-    read_forecasts,
-    score_line,
-    top_of,
-)
-from ..views import (
-    MODEL_ERROR,
-    PAGE,
-    REQUEST,
-    SCORE,
-    Command,
-    Part,
-    ReportTable,
-    forecast_tables,
-    notes_of,
-    page_of,
-    render,
-    tables_of,
-)
+from ..known.runs import Loaded
+from ..known.table_files import with_normal
+from ..store.forecast_log import Logged, finish_line, read_forecasts
+from ..store.run_folders import SAMPLES, object_of_run, paths_of, top_of
+from ..store.run_log import score_line
+from ..views.answer_tables import MODEL_ERROR, forecast_tables, notes_of, tables_of
+from ..views.answers import PAGE, REQUEST, SCORE, page_of, render
+from ..views.table import Command, Part, ReportTable
 from .answer_types import PrintableAnswer
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}

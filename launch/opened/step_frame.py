@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ...calib.forecast import PastForecast
-from ...calib.samples import SampleTable
+from ...calib.forecast.evaluation import PastForecast
+from ...calib.samples.table import SampleTable
 
 COLUMNS = {
     "iteration": "int64",

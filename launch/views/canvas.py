@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from xml.sax.saxutils import escape, quoteattr
 
-from ...calib.records import MARKUP_COMMENT
+from ...calib.records.files import MARKUP_COMMENT
 
 _CHARACTER = 7.8
 """Width of a character at 13 pixels, in pixels; an upper estimate for system fonts."""

@@ -16,7 +16,7 @@ from forerun.calib.arguments.torch_stacks import on_stack
 from forerun.calib.arguments.torchtitan_options import titan_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.devices import known_device
-from forerun.calib.regressors import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.parallelism import Engine, Sharding
 from forerun.launch.cli import ExitCode, main

@@ -25,7 +25,7 @@ from forerun.calib.memory.peak import (
 )
 from forerun.calib.memory.pipelines import COMMUNICATOR_NBYTES, CONTEXT_NBYTES
 from forerun.calib.memory.stage_memory import in_flight
-from forerun.calib.regressors import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.timeline.programs import Pipeline, TaskKind
 from forerun.calib.timeline.schedules import stage_program
 from forerun.calib.workload.config import (

@@ -32,8 +32,8 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO, scales
-from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
+from forerun.calib.workload.model_shape import AttentionWindow
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 GPU = "NVIDIA H100 80GB HBM3"
