@@ -28,8 +28,8 @@ from forerun.benchmarks.protocols.operators import (
 )
 from forerun.benchmarks.protocols.scores import Split, concat_scored
 from forerun.benchmarks.published.readers import RECIPES, read_published
+from forerun.calib.fit._device_transfer import transfer_to_device
 from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.fit.laws import columns, least_s
 from forerun.calib.fit.machine import Prediction, fit_machine
 from forerun.calib.fit.priors import device_prior

@@ -24,7 +24,7 @@ GUARDED = {
     *("calib/advice/probes.py", "launch/opened/run.py"),
     "launch/verbs/lint.py",
 }
-"""Imported only where numpy has been found: ``hooks/session/trace_turns.py`` asks first; where a
+"""Imported only where numpy has been found: ``hooks/session/_trace_turns.py`` asks first; where a
 session asks the facade for it; and where ``doctor`` is asked of a launch."""
 HOSTS = {"torch", "megatron", "transformers", "lightning", "pytorch_lightning", "torchtitan"}
 OUR_PACKAGES = {"forerun"}

@@ -34,7 +34,7 @@ from forerun.calib.answers.run_measurements import (
 from forerun.calib.samples.store import read_run, read_table, write_table
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import RunConfig
-from forerun.launch.opened.layout_answers import Prediction
+from forerun.launch.opened._layout_answers import Prediction
 
 MEASURED = Path(__file__).with_name("measured")
 RESULTS = Path(__file__).parents[1] / "RESULTS.md"

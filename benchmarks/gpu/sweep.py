@@ -25,7 +25,7 @@ from forerun.benchmarks.gpu.layouts import (
     digest,
 )
 from forerun.benchmarks.gpu.megatron_runs import BLOCKED, WARMUP, Megatron, TimeIsUp
-from forerun.hooks.adapters.megatron_model import timer_holders
+from forerun.hooks.adapters._megatron_model import timer_holders
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks

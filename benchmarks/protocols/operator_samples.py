@@ -24,7 +24,7 @@ from forerun.benchmarks.protocols.scores import (
 )
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.laws import work_of
-from forerun.calib.steps.operator_tables import timed_rows
+from forerun.calib.steps._operator_tables import timed_rows
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 

@@ -34,7 +34,7 @@ from forerun.calib.network.groups import Group
 from forerun.calib.network.systems import network_prior
 from forerun.calib.records.step_rows import StepKind, StepPredictions, StepRow
 from forerun.calib.regressors.robust import first_minimum
-from forerun.calib.steps.operator_tables import groups_of
+from forerun.calib.steps._operator_tables import groups_of
 from forerun.calib.workload.collectives import Collective
 
 RANDOM, LEAVE_TP, LEAVE_SPAN, LEAVE_ONE_OUT = "random", "leave_tp", "leave_span", "leave_one_out"

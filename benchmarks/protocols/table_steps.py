@@ -30,12 +30,12 @@ from forerun.calib.importers.canonical_tables import shape_sizes, table_kind
 from forerun.calib.records.cluster import StatedNodes
 from forerun.calib.records.step_rows import StepPredictions, StepRow, Trait
 from forerun.calib.regressors.robust import first_minimum
+from forerun.calib.steps._operator_tables import OperatorTables, operator_tables
+from forerun.calib.steps._posterior import MODEL_SIGMA_LOG
+from forerun.calib.steps._priced_items import SCALE
 from forerun.calib.steps.base_times import BaseTimes, Conditions
 from forerun.calib.steps.known_steps import MEASURED_SIGMA_LOG, KnownStep, correlations
 from forerun.calib.steps.model import ERROR_INFLATION, FittedSteps, fit_steps
-from forerun.calib.steps.operator_tables import OperatorTables, operator_tables
-from forerun.calib.steps.posterior import MODEL_SIGMA_LOG
-from forerun.calib.steps.priced_items import SCALE
 from forerun.calib.steps.step_tables import row_times
 from forerun.calib.timeline.items import Floats, Item
 from forerun.calib.workload.collectives import GroupRole

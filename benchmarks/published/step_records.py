@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from forerun.benchmarks.published.rows import TableFamily
-from forerun.calib.arguments.torch_stacks import with_torch_states as torch_states
+from forerun.calib.arguments._torch_stacks import with_torch_states as torch_states
 from forerun.calib.errors import ConfigError
 from forerun.calib.importers.canonical_steps import SPLIT_COLUMNS, refuse_unread, with_split_columns
 from forerun.calib.records.step_rows import SkippedRow, StepKind, StepRow, StepTable

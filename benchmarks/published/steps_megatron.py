@@ -21,7 +21,7 @@ from forerun.benchmarks.published.step_records import (
     step_row,
     with_torch_states,
 )
-from forerun.calib.arguments.torch_stacks import on_stack
+from forerun.calib.arguments._torch_stacks import on_stack
 from forerun.calib.errors import ConfigError
 from forerun.calib.records.step_rows import StepKind, StepRow, Trait
 from forerun.calib.units import GIB

@@ -24,8 +24,8 @@ from forerun.benchmarks.protocols.operators import (
     validate_operators,
 )
 from forerun.benchmarks.protocols.scores import Split
-from forerun.calib.fit.outliers import refuse
-from forerun.calib.fit.pools import coordinates
+from forerun.calib.fit._outliers import refuse
+from forerun.calib.fit._pools import coordinates
 from forerun.calib.fit.priors import device_prior
 
 CHOSEN = "chosen_24"

@@ -22,7 +22,7 @@ from ..workload.model_shape import (
     PositionEmbedding,
     at_least_one,
 )
-from .hugging_face_layers import (
+from ._hugging_face_layers import (
     LAYER_KEYS,
     experts_of_keys,
     layer_symbols,

@@ -14,8 +14,8 @@ from ..workload.argument_values import Arguments, ArgumentValue, is_true, name_o
 from ..workload.config import Batch, Cadence, RunConfig
 from ..workload.model_shape import Experts, LatentAttention, ModelShape
 from ..workload.parallelism import Parallelism
-from .megatron_model import OF_MODEL
-from .megatron_settings import OF_RUN, SETTINGS
+from ._megatron_model import OF_MODEL
+from ._megatron_settings import OF_RUN, SETTINGS
 from .option_words import options_of
 
 NAMES = read_package_json(__package__, "megatron_names.json")

@@ -14,7 +14,7 @@ from ..workload.argument_values import Values
 from ..workload.config import Attention, Fp8Recipe, Precision, Recompute, RunConfig
 from ..workload.model_shape import Dispatcher
 from ..workload.parallelism import Engine, Sharding
-from .megatron_settings import is_fsdp2
+from ._megatron_settings import is_fsdp2
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 OFFLOAD = "NVTE_CPU_OFFLOAD_V1"

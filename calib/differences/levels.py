@@ -24,7 +24,7 @@ from ..forecast.forecasts import CPU_DRIFT_FRAC, DRIFT_FRAC, mean_estimate
 from ..samples.reduce import MEDIAN_OVER_MEAN
 from ..units import format_frac, format_time
 from ..workload.config_json import Encoded
-from .settings import SettingChange
+from ._settings import SettingChange
 
 Floats = NDArray[np.float64]
 

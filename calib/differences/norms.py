@@ -25,7 +25,7 @@ from ..workload.choices import AXES, axis_value
 from ..workload.collectives import Collective
 from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.config_json import Encoded, encode
-from .settings import SettingChange, leaf_texts, part_of, setting_name
+from ._settings import SettingChange, leaf_texts, part_of, setting_name
 
 _LEAST = 3
 """Fewest similar rows; with less, the criteria are relaxed."""

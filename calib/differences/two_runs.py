@@ -14,6 +14,7 @@ from ..drift.stragglers import waiting_report
 from ..errors import CalibrationError
 from ..forecast.modelled import batch_size_at
 from ..samples.table import SampleTable
+from ._settings import Part, SettingChange, Settings, setting_changes
 from .levels import (
     Basis,
     Difference,
@@ -25,7 +26,6 @@ from .levels import (
     estimate_repeat_sigma_log,
     log_level,
 )
-from .settings import Part, SettingChange, Settings, setting_changes
 from .terms import (
     ALL_ELSE,
     Scatter,

@@ -20,13 +20,13 @@ from ..regressors.estimate import Estimate
 from ..regressors.robust import UNMEASURED_SIGMA_LOG
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
+from ._device_transfer import transfer_to_device
+from ._sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
 from .batches import Timed, batch_of
-from .device_transfer import transfer_to_device
 from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, Prediction, fit_machine
 from .priors import device_prior, is_processor
-from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
 
 if TYPE_CHECKING:
     from ..samples.table import SampleTable

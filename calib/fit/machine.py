@@ -23,14 +23,14 @@ from ..regressors.robust import (
     shrunk_sigma_log,
 )
 from ..workload.operators import OperatorKind, Phase
+from ._outliers import Refusal, refuse
+from ._pools import PoolModel, Residual, fit_pool
+from ._rates import Rates
 from .batches import ShapeBatch, Timed, spread_rows
 from .laws import Ceilings, OperatorFamily, columns, family, least_s
 from .operator_kinds import KINDS, Columns, WorkKind
-from .outliers import Refusal, refuse
-from .pools import PoolModel, Residual, fit_pool
 from .priors import DevicePrior, device_prior
 from .rate_priors import RATE_SIGMA_LOG, RatePrior, rates_prior
-from .rates import Rates
 
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG

@@ -27,7 +27,7 @@ from ..workload.model_shape import (
     OpaqueLayer,
 )
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
-from .dense import (
+from ._dense import (
     attention_module,
     embedding_module,
     head_module,
@@ -36,7 +36,7 @@ from .dense import (
     opaque_module,
     residual_module,
 )
-from .experts import expert_modules, overlaps_expert_exchange
+from ._experts import expert_modules, overlaps_expert_exchange
 from .layer_modules import (
     LayerModule,
     Shaped,

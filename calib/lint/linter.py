@@ -11,8 +11,10 @@ from ..arguments.taken_options import unsupported_options_reason
 from ..shell import quoted
 from ..workload.config import takes_options
 from ..workload.config_json import Encoded
-from . import host_rules, option_rules, variable_rules
-from .gain import LEAST_MEMORY_FRAC, Gain
+from . import _host_rules as host_rules
+from . import _option_rules as option_rules
+from . import _variable_rules as variable_rules
+from ._gain import LEAST_MEMORY_FRAC, Gain
 from .rule import Harm, Remedy, Rule, StatedLaunch
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ..memory.peak import Verdict
 from ..regressors.estimate import Estimate
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
-from .gain import Gain
+from ._gain import Gain
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -13,7 +13,7 @@ from ..arguments.option_words import options_of
 from ..arguments.taken_options import TRANSFORMER_ENGINE
 from ..records.files import read_package_json
 from ..workload.config import RunConfig
-from .gain import Gain
+from ._gain import Gain
 
 if TYPE_CHECKING:
     from .pricing import Pricing

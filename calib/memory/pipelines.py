@@ -12,9 +12,9 @@ from ..layers.buckets import num_shards
 from ..layers.recompute import RecomputeOption
 from ..workload.config import RunConfig
 from ..workload.layout_table import Ints, LayoutTable, all_but
-from .module_memory import SPLIT_FIELDS, Modules
-from .stage_memory import Pipeline, largest
-from .states import Floats, optimizer_nbytes, sharding_key, state_bytes
+from ._module_memory import SPLIT_FIELDS, Modules
+from ._stage_memory import Pipeline, largest
+from ._states import Floats, optimizer_nbytes, sharding_key, state_bytes
 
 CONTEXT_NBYTES = 400 * 1024**2
 """Context of an accelerator, outside the allocator: 0.3 to 0.5 GB (okoge, 2025)."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from ..records.cluster import Cluster, GpuInterconnect, Origin, SeenNode, StatedNodes
 from ..workload.operators import Operator, Phase
+from ._topology import CARD_RATE, NODE_RATE, Topology
 from .nccl_tuner import Algorithm, Architecture, LinkClass, Protocol, Wire
 from .systems import REACHED_FRAC, NetworkPrior, network_prior
-from .topology import CARD_RATE, NODE_RATE, Topology
 
 _GIGA = 1e9
 LINK_SIGMA_LOG = 0.3

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ..records.cluster import GpuInterconnect
 from ..workload.collectives import Collective
+from ._topology import Topology
 from .groups import Group
-from .topology import Topology
 
 Vector = NDArray[np.float64]
 _US = 1e-6

@@ -37,9 +37,8 @@ from ..units import NS_PER_S
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields
 from ..workload.parallelism import Parallelism
-from .clocks import arrival_rows, clock_rows, link_rows
-from .columns import FRAMES, normalise, shape_text
-from .operator_rows import (
+from ._clocks import arrival_rows, clock_rows, link_rows
+from ._operator_rows import (
     host_microbatch_rows,
     host_step_rows,
     operator_rows,
@@ -47,8 +46,9 @@ from .operator_rows import (
     traced_rows,
     with_added,
 )
-from .routing import load_rows, routing_rows
-from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
+from ._routing import load_rows, routing_rows
+from ._transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
+from .columns import FRAMES, normalise, shape_text
 
 _READINGS = ("start_ns", "issue_ns")
 """Clock readings, which would lose their last digits as floats of seconds."""

@@ -17,6 +17,7 @@ from ..steps.known_steps import same_layout
 from ..steps.model import FittedSteps
 from ..workload.config import Recompute, RunConfig
 from ..workload.layout_table import Column, LayoutTable, groups
+from ._rough_times import rough_times
 from .cells import Cells, Choices, Ints, cells_of, choices_of, num_variants
 from .results import (
     NUM_LACKING,
@@ -27,7 +28,6 @@ from .results import (
     SearchResult,
     Tried,
 )
-from .rough_times import rough_times
 from .space import States
 
 _FIRST_CELLS, _CELLS = 16, 128

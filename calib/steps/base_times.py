@@ -31,7 +31,7 @@ from ..workload.operators import Operator, OperatorKind, Phase
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .operator_tables import OperatorTables
+    from ._operator_tables import OperatorTables
 
 _FASTEST_S = 1e-7
 """Keeps logarithms finite; no kernel is this short."""
@@ -241,7 +241,7 @@ def prior_times(
 
     Priors leave out the public tables that ``without`` names.
     """
-    from .operator_tables import (
+    from ._operator_tables import (
         operator_tables,  # tables need pandas, which is slow to import
         transfer_tables,
     )
@@ -298,7 +298,7 @@ def table_times(
     Items without a table use the device's prior, or with fused attention the bytes of fused kernels
     over the memory bandwidth.
     """
-    from .operator_tables import operator_tables, transfer_tables
+    from ._operator_tables import operator_tables, transfer_tables
 
     tables = operator_tables(operators, device=device, without=without)
     sigmas = {

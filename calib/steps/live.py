@@ -13,10 +13,10 @@ from ..timeline.items import Item
 from ..workload.collectives import CollectiveCall
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
+from ._scales import FLOOR, FLOOR_RATIO, backward_launches, floor_s
 from .base_times import Conditions, mean_scores_frac
 from .known_steps import KnownStep
 from .launches import launch_times, layer_launches
-from .scales import FLOOR, FLOOR_RATIO, backward_launches, floor_s
 
 IN_SITU: Mapping[str, float] = dict.fromkeys(
     ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0

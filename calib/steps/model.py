@@ -23,14 +23,10 @@ from ..timeline.simulation import spans
 from ..timeline.terms import Term
 from ..workload.config import RunConfig
 from ..workload.layout_table import FIELDS, LayoutTable, groups
-from .base_times import BaseTimes
-from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
-from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, unseen_across
-from .launches import HOST_SCATTER_LOG
-from .layouts import Layouts, TermSlopes, doublings, idle_frac, layouts_of, releases_in
-from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
-from .priced_items import SCALE, Constant, added, priced_items
-from .scales import (
+from ._layouts import Layouts, TermSlopes, doublings, idle_frac, layouts_of, releases_in
+from ._posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
+from ._priced_items import SCALE, Constant, added, priced_items
+from ._scales import (
     BOOST,
     CONTENTION,
     EFFECT_SIGMA_LOG,
@@ -39,6 +35,10 @@ from .scales import (
     RELEASE,
     effects_of,
 )
+from .base_times import BaseTimes
+from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
+from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, unseen_across
+from .launches import HOST_SCATTER_LOG
 from .slices import layout_slices
 
 ERROR_INFLATION = 1.8124611228 / Z_90

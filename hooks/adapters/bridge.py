@@ -14,9 +14,9 @@ from ..process.post_import import when_imported
 from ..process.settings import CadenceHint
 from ..process.stand_ins import function_at, is_stood_in, stand_in
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Listeners, TrainingSetup, UserCallback, WatchedTraining
-from .megatron_model import chunks_of, place, run_config, timer_holders
-from .patches import Patches
+from ._callbacks import Listeners, TrainingSetup, UserCallback, WatchedTraining
+from ._megatron_model import chunks_of, place, run_config, timer_holders
+from ._patches import Patches
 
 _TRAINING = "megatron.bridge.training"
 _CALLBACKS = f"{_TRAINING}.callbacks"

@@ -21,8 +21,8 @@ from ..process.stand_ins import function_at, is_stood_in, stand_in
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..session.first_step import FrameworkSettings
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
-from .patches import Patches
+from ._callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
+from ._patches import Patches
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _CALL = "_call_callback_hooks"

@@ -19,8 +19,8 @@ from ..process.stand_ins import stand_in
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from ..session.session import EVAL, SAVE, Session
-from .megatron_model import chunks_of, place, run_config, timer_holders
-from .patches import Patches, wrapped
+from ._megatron_model import chunks_of, place, run_config, timer_holders
+from ._patches import Patches, wrapped
 
 _PACKAGE = "megatron.core.pipeline_parallel"
 _GETTER = "get_forward_backward_func"

@@ -20,7 +20,7 @@ from ..process.inspection import attribute, tree
 from ..process.post_import import when_imported
 from ..process.stand_ins import stand_in
 from ..session.session import EVAL, SAVE, Session
-from .megatron_model import (
+from ._megatron_model import (
     chunks_of,
     place,
     timer_holders,
@@ -28,7 +28,7 @@ from .megatron_model import (
     with_layers,
     with_running_batch,
 )
-from .patches import Patches
+from ._patches import Patches
 
 _TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
 _STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"

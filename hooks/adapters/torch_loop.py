@@ -22,7 +22,7 @@ from ..sensors.recorder import OPTIMIZER
 from ..session.data_watch import DataWatch
 from ..session.first_step import FrameworkSettings
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import TrainingSetup, WatchedTraining
+from ._callbacks import TrainingSetup, WatchedTraining
 
 _Module: Any = torch.nn.Module
 _CHECKPOINT = "torch.distributed.checkpoint"

@@ -19,8 +19,8 @@ from ..sensors.recorder import OPTIMIZER
 from ..session.attaching import new_session
 from ..session.first_step import FrameworkSettings
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import TrainingSetup, Watched, WatchedTraining
-from .patches import Patches
+from ._callbacks import TrainingSetup, Watched, WatchedTraining
+from ._patches import Patches
 from .torch_loop import savers
 
 _READERS = ("torchtitan.config.manager", "torchtitan.config_manager")

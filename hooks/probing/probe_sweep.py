@@ -24,10 +24,10 @@ from ...calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from ...calib.workload.config import RunConfig
 from ...calib.workload.operators import OperatorKind
 from ..sensors.stopwatch import Stopwatch
-from .probe_memory import FREE_FRAC, HostMemoryBudget
-from .probe_operators import ramp
-from .probe_runs import ProbeRuns, slowest_s
-from .probe_transfers import TransferBench, carrier_of
+from ._probe_memory import FREE_FRAC, HostMemoryBudget
+from ._probe_operators import ramp
+from ._probe_runs import ProbeRuns, slowest_s
+from ._probe_transfers import TransferBench, carrier_of
 
 # From launch-bound to compute-bound on current GPUs.
 _SQUARES = (512, 1024, 2048, 4096, 8192)

@@ -26,9 +26,9 @@ from ..process.settings import Settings
 from ..process.votes import Votes, refusal_reason
 from ..sensors.process_groups import GroupRoles
 from ..sensors.stopwatch import Stopwatch
-from .probe_memory import DeviceMemoryBudget, HostMemoryBudget, connection_nbytes
-from .probe_runs import ProbeLog, ProbeRuns, dtype_of
-from .probe_transfers import TransferBench, find_carrier
+from ._probe_memory import DeviceMemoryBudget, HostMemoryBudget, connection_nbytes
+from ._probe_runs import ProbeLog, ProbeRuns, dtype_of
+from ._probe_transfers import TransferBench, find_carrier
 
 SLICE_FRAC = 0.05
 """Share of a step that the probes after it may take; at least one always runs."""

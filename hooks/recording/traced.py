@@ -42,7 +42,7 @@ from ..process.pacing import Pacer
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..sensors.step_log import StepLog, Transfer
 from ..sensors.stopwatch import HostReadings
-from .attribution import Attribution, OpenOperator, deepest
+from ._attribution import Attribution, OpenOperator, deepest
 
 _LAUNCH = re.compile(r"(cu|cuda|hip|ur|ze)[A-Z]")
 """Calls of CUDA's driver (used by cuBLAS on Hopper), of its runtime, of HIP, and of the two that

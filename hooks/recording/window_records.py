@@ -33,7 +33,7 @@ from ...calib.workload.collectives import Collective
 from ..sensors.recorder import BACKWARD, FORWARD
 from ..sensors.step_log import BITS, Code, StepLog, TransferKind, unpack_mark
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
-from .attribution import Attribution
+from ._attribution import Attribution
 from .flight_recorder import FlightWindow, KnownGroup
 
 _WAIT_BEGIN, _WAIT_END, _CALL_DONE = map(int, (Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE))

@@ -29,7 +29,7 @@ from ..process.guard import THREAD_NAME_PREFIX, Guard, is_failing
 from ..process.interpreter import running_version
 from ..process.pacing import Pacer
 from ..sensors.step_log import StepLog
-from .bounded_window import BoundedWindow, line_of
+from ._bounded_window import BoundedWindow, line_of
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
 from .window_records import WindowRecords

@@ -29,8 +29,8 @@ from ..process.stand_ins import pass_over_package
 from ..recording.exchange import RecordingRole
 from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
 from ..recording.writer import RecordWriter, header_of
-from .ledger import Ledger, OpenStep, StepGap
-from .trace_turns import PROBE, InstrumentManager, ProbeScheduler, Tracing
+from ._ledger import Ledger, OpenStep, StepGap
+from ._trace_turns import PROBE, InstrumentManager, ProbeScheduler, Tracing
 
 if TYPE_CHECKING:
     from ..process.host import Host

@@ -26,12 +26,12 @@ from ...calib.workload.config_json import decode
 from ...hooks.control.companion_link import SETTINGS_FD
 from ...hooks.process.settings import CompanionSettings
 from ..store.publishing import Publisher, place_of
-from .log_lines import log_line
-from .memory_guard import FIT_NBYTES, LOAD_NBYTES, MemoryGuard
-from .status_writer import StatusWriter
+from ._log_lines import log_line
+from ._memory_guard import FIT_NBYTES, LOAD_NBYTES, MemoryGuard
+from ._status_writer import StatusWriter
 
 if TYPE_CHECKING:
-    from .companion_loop import CompanionLoop
+    from ._companion_loop import CompanionLoop
 
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             publisher.end()
             return 0
     from ..known.node_links import write_links
-    from .companion_loop import CompanionLoop  # loads pandas and the models
+    from ._companion_loop import CompanionLoop  # loads pandas and the models
 
     settings = companion_settings.settings
     write_links(settings.directory / "records" / settings.rank.run_id)

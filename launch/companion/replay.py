@@ -25,8 +25,8 @@ from ...calib.workload.argument_values import Arguments
 from ...hooks.process.settings import CadenceHint, CompanionSettings, RankInfo, Settings
 from ..sinks.sink import Sink
 from ..store.publishing import Phase, Publisher, place_of
-from .companion_loop import CompanionLoop
-from .status_writer import StatusWriter
+from ._companion_loop import CompanionLoop
+from ._status_writer import StatusWriter
 
 UNKNOWN_DEVICE = "unknown"
 _NS_PER_S, _FEW_LINES = 1e9, 2

@@ -24,7 +24,7 @@ from ...calib.units import format_time
 from ...calib.workload.config import RunConfig
 from ..batch_text import MARK, one_line, time_option
 from ..known.machine import launch_of_command, launch_of_run
-from .answer_types import PrintableAnswer
+from ._answer_types import PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from ...calib.workload.config import Batch, RunConfig
 from ...hooks.process.interpreter import install_command, is_installed
 from ..options.flags import read_cluster
 from ..store.run_folders import SAMPLES, missing_run_message, object_of_run, top_of
-from .answer_types import PrintableAnswer
+from ._answer_types import PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ..options.launch_scripts import LaunchScript
     from ..options.plan_options import Several
     from ..views.table import ReportTable
-    from .answer_types import Layout, Model, RunDecision, RunForecast
-    from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
-    from .report_answer import ReportAnswer
+    from ._answer_types import Layout, Model, RunDecision, RunForecast
+    from ._layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
+    from ._report_answer import ReportAnswer
 
 
 @contextmanager
@@ -92,7 +92,7 @@ class Run(PrintableAnswer):
         """
         from ...hooks.process.host_wandb import FORECAST
         from ..store.forecast_log import read_forecasts
-        from .answer_types import RunForecast
+        from ._answer_types import RunForecast
 
         value = self._read_published(FORECAST) or self.report().to_json()["forecast"]
         if reason := value.get("reason_no_finish"):
@@ -103,7 +103,7 @@ class Run(PrintableAnswer):
     @cached_property
     def decision(self) -> RunDecision:
         """Last published advice; without that file, the report's."""
-        from .answer_types import RunDecision
+        from ._answer_types import RunDecision
 
         value = self._read_published("decision.json") or self.report().to_json()["decision"]
         return RunDecision.of(self.run_id, value)
@@ -132,7 +132,7 @@ class Run(PrintableAnswer):
         Raises ``ConfigError`` for an unknown name and an impossible layout, and
         ``CalibrationError`` if the layout of the run is unknown.
         """
-        from .layout_answers import predicted, words_of
+        from ._layout_answers import predicted, words_of
 
         other = self._other(config, command, anyway, assume_no_effect)
         prediction = predicted(self, words_of(options, layout), other)
@@ -159,7 +159,7 @@ class Run(PrintableAnswer):
         Raises ``ConfigError`` for invalid values, and if no layout runs.
         """
         from ..options.plan_options import read_question
-        from .layout_answers import planned
+        from ._layout_answers import planned
 
         question = read_question(device=self.device if device is None else device, **options)
         other = self._other(config, command, anyway, assume_no_effect)
@@ -184,7 +184,7 @@ class Run(PrintableAnswer):
 
         Raises ``ConfigError`` for an invalid name and a layout that cannot run.
         """
-        from .layout_answers import explained
+        from ._layout_answers import explained
 
         described = self._other(config, command, anyway, assume_no_effect)
         return explained(self, layout, other, gpus, described)
@@ -206,7 +206,7 @@ class Run(PrintableAnswer):
         """Steps, one row each, with their predictions: docs/python.md."""
         from ..store.forecast_log import read_forecasts
         from ..store.run_log import read_steps
-        from .step_frame import step_frame
+        from ._step_frame import step_frame
 
         table, (top, _) = self._loaded.table, top_of(self.directory)
         made = read_forecasts(top).made.get(table.run_id, ())
@@ -215,14 +215,14 @@ class Run(PrintableAnswer):
     @cached_property
     def layout(self) -> Layout:
         """Running layout."""
-        from .answer_types import Layout
+        from ._answer_types import Layout
 
         return Layout(config=self.machine().running)
 
     @cached_property
     def model(self) -> Model:
         """Sizes of the trained model."""
-        from .answer_types import Model
+        from ._answer_types import Model
 
         return Model.of(self.machine().running.model)
 
@@ -293,7 +293,7 @@ class Run(PrintableAnswer):
 
     @cached_property
     def _report(self) -> ReportAnswer:
-        from .report_answer import make_report
+        from ._report_answer import make_report
 
         return make_report(self.directory, self._loaded)
 

@@ -36,7 +36,7 @@ from ..store.forecast_log import append_forecast, finish_line, read_forecasts
 from ..store.publishing import FORECASTS, Place, write_each
 from ..store.run_folders import SAMPLES
 from ..store.run_log import MAX_STORED_POINTS, STEPS, RunLog, StepPoint, write_steps
-from ..views.canvas import CHART, Drawing, schemes
+from ..views._canvas import CHART, Drawing, schemes
 from ..views.charts import (
     finish_chart,
     layouts_chart,

@@ -14,7 +14,7 @@ from ...calib.memory.peak import Verdict
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
 from ..store.run_log import StepPoint
-from .canvas import (
+from ._canvas import (
     Canvas,
     Drawing,
     Plot,

@@ -14,7 +14,7 @@ from ...hooks.process.launch_identity import LAUNCH_ID
 from ..known.scheduler import ask_slurm
 from ..options.flags import LIMIT, REQUESTS
 from ..store.launch_files import LaunchFiles, NewestForecast, Stopped
-from .children import END, WARN, ProcessTree, SignalInbox
+from ._children import END, WARN, ProcessTree, SignalInbox
 from .log_lines import log_line
 from .slurm import GIVEN, Allocation, allocation
 

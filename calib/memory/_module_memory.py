@@ -18,9 +18,9 @@ from ..workload.layout_table import Ints, LayoutTable
 from ..workload.model_shape import ModelShape
 from ..workload.operators import OperatorKind
 from ..workload.parallelism import Engine
+from ._layer_memory import LayerBytes, PartBytes, columns
+from ._states import Number
 from .activations import layer_part, routed_part, sizes
-from .layer_memory import LayerBytes, PartBytes, columns
-from .states import Number
 
 _Record = TypeVar("_Record", "ModuleBytes", "ModuleWeights")
 

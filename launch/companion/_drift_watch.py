@@ -24,7 +24,7 @@ from ...calib.samples.table import SampleTable, windows_of
 from ..store.publishing import Place
 from ..store.run_folders import read_object
 from ..store.run_log import LoggedStep
-from .log_lines import WriteGuard
+from ._log_lines import WriteGuard
 
 DRIFT = "drift.json"
 MOST_WINDOWS = 10

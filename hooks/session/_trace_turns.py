@@ -21,15 +21,15 @@ from ..process.inspection import weights
 from ..process.interpreter import is_installed
 from ..process.settings import Settings
 from ..recording.window import StepPlan
-from .ledger import StepGap
+from ._ledger import StepGap
 
 if TYPE_CHECKING:
     from ..probing.probes import Probing
     from ..process.host import Host
     from ..recording.kineto import Tracer
     from ..recording.traced import TracedStep
+    from ._mark_budget import MarkBudget
     from .instruments import Instruments
-    from .mark_budget import MarkBudget
 
 
 COVERAGE = "trace"
@@ -149,7 +149,7 @@ class InstrumentManager:
     def describe(self, host: Host) -> None:
         """Set the host to hook from the next window on; records name its device from now on."""
         self._known = WeakHost(host)
-        from .devices import name_if_started
+        from ._devices import name_if_started
 
         self.device = self._guard.protect(name_if_started)(host.models) or self.device
 
@@ -279,7 +279,7 @@ class ProbeScheduler:
         probing: Any = leaf("..probing.probes:Probing", __package__ or "")
         if probing is None:
             return None
-        from .devices import why_no_marks
+        from ._devices import why_no_marks
         from .instruments import stopwatch_for
 
         reason = why_no_marks(host.models)

@@ -49,7 +49,7 @@ from ..views.answer_tables import (
 )
 from ..views.explain_text import explanation_parts
 from ..views.table import Command, Part, screen_of
-from .answer_types import Layout, LayoutAnswer, PrintableAnswer
+from ._answer_types import Layout, LayoutAnswer, PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ runs the user's hooks, draws from Megatron's tracker of random states for dropou
 into the 8-bit history of TransformerEngine's modules and workspaces and masks into caches, and
 communicates under tensor parallelism.  None of that can be undone.  The run's own shapes show how
 far these kernels are from the model's, and that difference widens the intervals of probes
-(``calib/samples/operator_rows.py``).
+(``calib/samples/_operator_rows.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...calib.advice.probe_sizes import COLD_NBYTES, MOST_COPIES, OPTIMIZER_TENS
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import Normalization, PositionEmbedding
 from ...calib.workload.operators import OperatorKind
-from . import probe_kernels as kernels
+from . import _probe_kernels as kernels
 
 Shape = tuple[int, ...]
 

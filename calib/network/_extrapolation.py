@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..workload.collectives import Collective
+from ._topology import CONGESTION_LOG, LOCAL_COPY_CHUNKS
 from .curves import Curve, bandwidth_share
 from .groups import PAIRS, RINGS, Group, bus_factor, ring_steps
 from .nccl_tuner import (
@@ -30,7 +31,6 @@ from .nccl_tuner import (
 )
 from .once_per_node import exchange_time_s
 from .systems import NetworkPrior
-from .topology import CONGESTION_LOG, LOCAL_COPY_CHUNKS
 
 Vector = NDArray[np.float64]
 _MOST_BASE_FRAC = 0.9

@@ -11,8 +11,8 @@ import numpy as np
 from ..layers.recompute import RecomputeOption
 from ..workload.config import RunConfig
 from ..workload.layout_table import Ints
+from ._states import Floats, Number
 from .activations import LayerPart, SavedTensor, is_offloaded, is_stashed, picks_operators
-from .states import Floats, Number
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from ..units import NS_PER_S
 from ..workload.collectives import Collective
+from ._transfers import EVENT_KEYS
 from .reduce import median_over_steps
-from .transfers import EVENT_KEYS
 
 Floats = NDArray[np.float64]
 

@@ -27,7 +27,7 @@ from ..store.run_log import score_line
 from ..views.answer_tables import MODEL_ERROR, forecast_tables, notes_of, tables_of
 from ..views.answers import PAGE, REQUEST, SCORE, page_of, render
 from ..views.table import Command, Part, ReportTable
-from .answer_types import PrintableAnswer
+from ._answer_types import PrintableAnswer
 
 _BRIEF = {"step_parts": 9, "layouts": 4, "measured_step": 6, "left": 4}
 """Tables of a short report, with their maximum number of rows."""

@@ -18,10 +18,10 @@ from ..regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
 from ..regressors.robust import UNMEASURED_SIGMA_LOG, robust_sigma
 from ..regressors.trees import Forest, Line, Trees, fit_forest, fit_line, fit_trees
 from ..workload.operators import OperatorKind
+from ._rates import Form, Rates, fit_rates
 from .batches import ShapeBatch, Timed
 from .laws import columns
 from .operator_kinds import KINDS, Columns, products
-from .rates import Form, Rates, fit_rates
 
 _FEWEST_FOR_TREES = 64
 """Distinct shapes of a member from which trees replace the Gaussian process."""

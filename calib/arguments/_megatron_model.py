@@ -20,8 +20,8 @@ from ..workload.model_shape import (
     PositionEmbedding,
     at_least_one,
 )
-from .hybrid_pattern import HybridPattern, opaque_layers
-from .megatron_settings import Setting
+from ._hybrid_pattern import HybridPattern, opaque_layers
+from ._megatron_settings import Setting
 
 NUM_EXPERTS = ("num_experts", "num_moe_experts")
 """Name of Megatron's argument, and of the field in its ``TransformerConfig``."""

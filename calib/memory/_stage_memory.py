@@ -13,9 +13,9 @@ from ..layers.blocks import BlockKind, layer_kind
 from ..layers.recompute import RecomputeOption
 from ..workload.config import RunConfig
 from ..workload.layout_table import Ints
-from .layer_memory import LayerBytes, columns
-from .module_memory import ModuleBytes, Modules
-from .states import UNITS_IN_FLIGHT, Number, StateBytes, UnitBytes
+from ._layer_memory import LayerBytes, columns
+from ._module_memory import ModuleBytes, Modules
+from ._states import UNITS_IN_FLIGHT, Number, StateBytes, UnitBytes
 
 Counts = tuple[int, ...]
 """Micro-batches in flight of each chunk of a stage, in model order."""

@@ -15,7 +15,7 @@ from ..session.chain import chain_of, roles_in, unseen_in
 from ..session.data_watch import DataWatch, LoopObserver
 from ..session.first_step import FrameworkSettings
 from ..session.session import Session, running
-from .patches import Patches
+from ._patches import Patches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from ...calib.workload.collectives import Collective
 from ...calib.workload.config import Precision, RunConfig
 from ...calib.workload.operators import OperatorKind, Phase
 from ..sensors.stopwatch import Readings, Stopwatch
-from .probe_operators import make_bench
-from .probe_transfers import TransferBench
+from ._probe_operators import make_bench
+from ._probe_transfers import TransferBench
 
 _HEAD_START_CYCLES = 2_000_000
 """About a millisecond of sleep on the device, so that the host runs ahead and events enclose

@@ -18,7 +18,7 @@ from ..workload.model_shape import Dispatcher, Experts
 from ..workload.operators import OperatorKind
 from ..workload.ranks import group_call, num_nodes
 from ..workload.routing import expected_distinct, imbalance
-from .dense import mlp_module
+from ._dense import mlp_module
 from .layer_modules import (
     LayerModule,
     Shaped,

@@ -18,8 +18,8 @@ from ..timeline.items import Floats, Item, family
 from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.model_shape import Normalization, PositionEmbedding
 from ..workload.operators import Operator, OperatorKind, Phase
+from ._scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 from .base_times import BaseTimes, GenericAttention, decomposed, mean_scores_frac
-from .scales import OPTIMIZERS, Scale, optimizer_s, scales, weights
 
 Kind = OperatorKind
 _FASTEST_S = 1e-7

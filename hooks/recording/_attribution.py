@@ -29,8 +29,8 @@ from ...calib.workload.operators import OperatorKind, Phase
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, unpack_mark
 from ..sensors.stopwatch import NO_TIME, STEP_STREAM
-from .shapes import Shape, canonical_shape
-from .waits import TransferTimes, Waits, exposures, host_times, lags_of, waits_for_host
+from ._shapes import Shape, canonical_shape
+from ._waits import TransferTimes, Waits, exposures, host_times, lags_of, waits_for_host
 
 
 @dataclass(slots=True)

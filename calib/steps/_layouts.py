@@ -21,9 +21,8 @@ from ..timeline.terms import Term, term_times
 from ..workload.collectives import Placement
 from ..workload.config import RunConfig
 from ..workload.layout_table import LayoutTable
-from .base_times import BaseTimes
-from .priced_items import KNOWN_FRAC, Constant, PricedItems, added, priced_items
-from .scales import (
+from ._priced_items import KNOWN_FRAC, Constant, PricedItems, added, priced_items
+from ._scales import (
     BOOST,
     CONTENTION,
     EFFECT_SIGMA_LOG,
@@ -38,6 +37,7 @@ from .scales import (
     floor_s,
     releases_of,
 )
+from .base_times import BaseTimes
 
 _SHARPNESS = 8.0
 """Power of the smooth maximum of launches and work; chosen on public step times, like

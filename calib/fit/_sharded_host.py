@@ -30,7 +30,7 @@ PLAIN_SIGMA_LOG = 0.4
 """Deviation of an optimizer from the law of its launches and bytes at a machine's fitted rates."""
 PLAIN_HOST_S = 0.3e-3
 """Host time of a pass that was never measured without shards, and its deviation: those of the step
-model's own constant (``steps/scales.py``)."""
+model's own constant (``steps/_scales.py``)."""
 PLAIN_HOST_SIGMA_LOG = 1.0
 _GRID = np.linspace(-6.0, 6.0, 2401)
 """Log factors on the grid: ten deviations of the narrower prior, in steps of half a percent."""

@@ -38,8 +38,8 @@ from ..store.run_folders import finite_number, read_object
 from ..store.run_log import LoggedStep, RunLog, score_line, write_steps
 from ..views.answer_tables import summary_values, tables_of, wandb_tables
 from ..views.answers import write_answer, write_end, write_forecast, write_page, write_score
-from .drift_watch import DriftWatch
-from .forecasting import (
+from ._drift_watch import DriftWatch
+from ._forecasting import (
     AnalysisInterval,
     AnswerCost,
     ForecastSchedule,
@@ -47,7 +47,7 @@ from .forecasting import (
     ReadEnergy,
     open_meter,
 )
-from .log_lines import WriteGuard, log_line, print_lines
+from ._log_lines import WriteGuard, log_line, print_lines
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
 PATIENCE_S = 30.0

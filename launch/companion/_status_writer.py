@@ -21,7 +21,7 @@ from ...hooks.process.launch_identity import process_start
 from ...hooks.process.settings import CompanionSettings
 from ..store.publishing import BEAT_S, STATUS, Phase, Publisher, StatusFile, this_host
 from ..store.run_folders import finite_number
-from .log_lines import log_line
+from ._log_lines import log_line
 
 EVERY_S = 5.0
 """Minimum seconds between two writes."""

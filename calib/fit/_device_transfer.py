@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from ..regressors.robust import SAMPLE_SIGMA_LOG, robust_minimum
+from ._pools import PoolModel, fit_residuals
 from .batches import Timed
 from .laws import Ceilings
 from .machine import CARRIED_OPERATOR_SIGMA_LOG, MachineModel
 from .operator_kinds import WorkKind
-from .pools import PoolModel, fit_residuals
 from .priors import device_prior
 
 Vector = NDArray[np.float64]

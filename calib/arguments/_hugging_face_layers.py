@@ -20,7 +20,7 @@ from ..workload.model_shape import (
     at_least_one,
     at_most,
 )
-from .hybrid_pattern import (
+from ._hybrid_pattern import (
     HybridPattern,
     delta_net_layer,
     mamba_layer,

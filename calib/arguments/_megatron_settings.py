@@ -26,7 +26,7 @@ from ..workload.pipeline_layout import (
     virtual_stages,
     write_layout,
 )
-from .hybrid_pattern import pattern_values
+from ._hybrid_pattern import pattern_values
 
 Fields = Mapping[str, Any]
 """Fields that are read already, by name."""

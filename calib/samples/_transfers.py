@@ -12,7 +12,7 @@ from ..units import NS_PER_S
 from ..workload.collectives import Collective, GroupRole
 from ..workload.parallelism import Parallelism
 from ..workload.ranks import position
-from .operator_rows import controls_of
+from ._operator_rows import controls_of
 from .reduce import median_over_steps
 
 EVENT_KEYS = ["window", "step", "collective", "group", "ranks", "source", "target", "sequence"]

@@ -18,6 +18,8 @@ from ..timeline.evaluation import step_times
 from ..timeline.items import Floats
 from ..workload.config import RunConfig
 from ..workload.layout_table import FIELDS, Column, LayoutTable
+from ._layouts import Layouts
+from ._priced_items import Constant
 from .known_steps import (
     DEGREES,
     SHARED_FRAC,
@@ -27,8 +29,6 @@ from .known_steps import (
     same_layout,
     similarity,
 )
-from .layouts import Layouts
-from .priced_items import Constant
 
 MODEL_SIGMA_LOG = 0.055
 """Deviation of a layout from the constants' prediction, before any step is known."""
