@@ -18,8 +18,8 @@ def has_leaf(name: str, package: str) -> bool:
 def leaf(name: str, package: str) -> Any:
     """Return an object of a leaf, ``.module:object``; None if its file was deleted.
 
-    >>> leaf(".faces:lazy_getattr", "forerun").__name__, leaf(".gone:anything", "forerun")
-    ('lazy_getattr', None)
+    >>> leaf(".leaves:leaf", "forerun").__name__, leaf(".gone:anything", "forerun")
+    ('leaf', None)
     """
     if not has_leaf(name, package):
         return None

@@ -22,7 +22,7 @@ from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.protocols.collectives import scored_rows
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.units import MIB
-from forerun.launch.known import read_frame
+from forerun.launch.known.table_files import read_frame
 
 _LARGE_MIB = (16, 64)
 _COLUMNS = (

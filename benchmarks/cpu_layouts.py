@@ -35,10 +35,10 @@ from scipy import stats
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.runs.cpu_runs import RUNNING, SIZES, Campaign, Job
-from forerun.calib.advice import compare
-from forerun.calib.arguments import apply_options
-from forerun.calib.steps import same_layout
-from forerun.launch.known import open_machine
+from forerun.calib.advice.planning import compare
+from forerun.calib.arguments.megatron_args import apply_options
+from forerun.calib.steps.known_steps import same_layout
+from forerun.launch.known.machines import open_machine
 
 ONE, THREE = "one layout", "three more, designed"
 COVERAGE_BAR_FRAC = 0.85

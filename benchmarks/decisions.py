@@ -32,12 +32,15 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.published.readers import model_over, steps_of
-from forerun.calib.advice import Candidate, Decision, Plan, compare, decide
-from forerun.calib.answers import fit_run_steps
-from forerun.calib.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
-from forerun.calib.records import Action, StepRow
-from forerun.calib.steps import BaseTimes, KnownStep, same_layout
-from forerun.calib.workload import Goals
+from forerun.calib.advice.decision import Decision, decide
+from forerun.calib.advice.planning import Candidate, Plan, compare
+from forerun.calib.answers.measured_steps import fit_run_steps
+from forerun.calib.forecast.forecasts import DRIFT_FRAC, Forecast, forecast, mean_estimate
+from forerun.calib.records.iso_times import Action
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.steps.base_times import BaseTimes
+from forerun.calib.steps.known_steps import KnownStep, same_layout
+from forerun.calib.workload.run_options import Goals
 
 SERIES = "e2e_mlperf_steps"
 COSTS = (0.015, 0.06, 0.12)

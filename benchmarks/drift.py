@@ -24,15 +24,9 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 from planted_drifts import TRANSFER_S, groups_of, window  # noqa: E402
 from planted_stragglers import WORK_S  # noqa: E402
 
-from forerun.calib.drift import (  # noqa: E402
-    CauseKind,
-    Drift,
-    DriftKind,
-    DriftMonitor,
-    find_causes,
-    find_group_causes,
-)
-from forerun.calib.workload import Parallelism  # noqa: E402
+from forerun.calib.drift.attribution import CauseKind, find_causes, find_group_causes  # noqa: E402
+from forerun.calib.drift.monitor import Drift, DriftKind, DriftMonitor  # noqa: E402
+from forerun.calib.workload.parallelism import Parallelism  # noqa: E402
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Floats]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.calib.forecast import DRIFT_FRAC, forecast
+from forerun.calib.forecast.forecasts import DRIFT_FRAC, forecast
 
 NUM_SEEN = 20
 NUM_WARMUP = 3

@@ -37,7 +37,7 @@ from forerun.benchmarks.golden_questions import FILES, LINES, LOG, QUESTIONS
 from forerun.calib.workload.run_options import Goals, WandbMode
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 from forerun.launch.cli import main as forerun
-from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 
 ROOT = Path(__file__).parents[1]

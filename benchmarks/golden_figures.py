@@ -28,22 +28,18 @@ from forerun.benchmarks.protocols.operators import (
 )
 from forerun.benchmarks.protocols.scores import Split, concat_scored
 from forerun.benchmarks.published.readers import RECIPES, read_published
-from forerun.calib.fit import fit_machine
+from forerun.calib.fit._device_transfer import transfer_to_device
 from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.fit.laws import columns, least_s
-from forerun.calib.fit.machine import Prediction
+from forerun.calib.fit.machine import Prediction, fit_machine
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.network import (
-    CollectiveModel,
-    Group,
-    Samples,
-    fit_transfers,
-    host_copy_s,
-    known_network,
-)
-from forerun.calib.records import Cluster, SeenNode, StatedNodes
-from forerun.calib.workload import Collective, GroupRole, Operator, OperatorKind, Phase
+from forerun.calib.network.cluster import host_copy_s, known_network
+from forerun.calib.network.collective_times import CollectiveModel, fit_transfers
+from forerun.calib.network.curves import Samples
+from forerun.calib.network.groups import Group
+from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
+from forerun.calib.workload.collectives import Collective, GroupRole
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "golden"
 ABSENT = "huggingface/nanotron"

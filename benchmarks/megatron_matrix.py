@@ -27,8 +27,9 @@ from typing import Any
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.calib.errors import ForerunError
-from forerun.calib.records import CollectiveRecord, RunRecords, StepRecord
-from forerun.calib.samples import read_run
+from forerun.calib.records.record_kinds import CollectiveRecord, StepRecord
+from forerun.calib.records.run_records import RunRecords
+from forerun.calib.samples.store import read_run
 
 PROBE = Path(__file__).parent / "runs" / "megatron_probe.py"
 ITERS, STOP_AT, WINDOW, WARMUP = 20, 16, 8, 3

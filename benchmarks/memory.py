@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.memory_rows import MemoryRow, by_table, memory_rows
-from forerun.calib.memory import Verdict, fit_probability, memory, verdict
+from forerun.calib.memory.peak import Verdict, fit_probability, memory, verdict
 from forerun.calib.units import GIB
-from forerun.calib.workload import Sharding
+from forerun.calib.workload.parallelism import Sharding
 
 HEADER = ["layout", "predicted GiB", "measured GiB", "error %"]
 FIT_HEADER = [

@@ -30,10 +30,10 @@ from forerun.benchmarks.scoring.operator_text import (
     paper_text,
 )
 from forerun.benchmarks.scoring.operators import figures, joined
-from forerun.calib.fit import fit_machine
-from forerun.calib.importers import table_kind
-from forerun.calib.workload import OperatorKind
-from forerun.launch.known import read_frame
+from forerun.calib.fit.machine import fit_machine
+from forerun.calib.importers.canonical_tables import table_kind
+from forerun.calib.workload.operators import OperatorKind
+from forerun.launch.known.table_files import read_frame
 
 LEGEND = """\
 Percent throughout; "a / b" is forward / backward.  Errors are mean absolute percentage errors over

@@ -22,21 +22,25 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.fit import Calibration, ShapeBatch, Timed, calibrate, columns, fit_machine
-from forerun.calib.network import Group, Samples, fit_transfers, network_prior
-from forerun.calib.samples import FRAMES, SampleTable, normalise, shape_text
-from forerun.calib.search import cells_of
-from forerun.calib.steps import KnownStep, fit_steps, live_times
-from forerun.calib.workload import Batch as RunBatch
-from forerun.calib.workload import (
-    Collective,
-    Operator,
-    OperatorKind,
-    Parallelism,
-    Phase,
-    Precision,
-    RunConfig,
-)
+from forerun.calib.fit.batches import ShapeBatch, Timed
+from forerun.calib.fit.calibration import Calibration, calibrate
+from forerun.calib.fit.laws import columns
+from forerun.calib.fit.machine import fit_machine
+from forerun.calib.network.collective_times import fit_transfers
+from forerun.calib.network.curves import Samples
+from forerun.calib.network.groups import Group
+from forerun.calib.network.systems import network_prior
+from forerun.calib.samples.columns import FRAMES, normalise, shape_text
+from forerun.calib.samples.table import SampleTable
+from forerun.calib.search.cells import cells_of
+from forerun.calib.steps.known_steps import KnownStep
+from forerun.calib.steps.live import live_times
+from forerun.calib.steps.model import fit_steps
+from forerun.calib.workload.collectives import Collective
+from forerun.calib.workload.config import Batch as RunBatch
+from forerun.calib.workload.config import Precision, RunConfig
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+from forerun.calib.workload.parallelism import Parallelism
 
 DEVICE = "NVIDIA A100-SXM4-80GB"
 ELEMENT_NBYTES = 2

@@ -28,7 +28,7 @@ from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, r
 from forerun.benchmarks.scoring.step_pairs import score_pairs
 from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, count_excluded, score
 from forerun.benchmarks.scoring.step_text import markdown
-from forerun.calib.records import StepKind
+from forerun.calib.records.step_rows import StepKind
 
 Lines = list[dict[str, Any]]
 ScoresByKey = Mapping[tuple[Key, str], Scored]

@@ -24,7 +24,7 @@ from forerun.benchmarks.markdown_text import markdown_table
 Files = Mapping[str, str]
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
-ROOT_MODULES = ("__init__.py", "__main__.py", "_forerun_autoload.py", "faces.py", "companion.py")
+ROOT_MODULES = ("__init__.py", "__main__.py", "_forerun_autoload.py", "companion.py")
 PACKAGE = ("calib", "hooks", "launch")
 OUTSIDE = ("benchmarks", "recipes", "tests")
 _CHECKOUT = Path(__file__).resolve().parents[1]

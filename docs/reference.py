@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.calib.records import RUN_VALUES, SUMMARY_VALUES
-from forerun.calib.workload import Flag, Reads, options
+from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
+from forerun.calib.workload.run_options import Flag, Reads, options
 from forerun.launch.cli import build_parser
-from forerun.launch.sinks import prometheus_name
-from forerun.launch.verbs import ANSWERS, FILE_NAMES, file_schema
+from forerun.launch.sinks.prometheus_sink import prometheus_name
+from forerun.launch.verbs.arguments import ANSWERS, FILE_NAMES, file_schema
 
 sys.path.insert(0, str(Path(__file__).parent))
 

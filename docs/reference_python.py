@@ -14,8 +14,12 @@ from typing import Any
 
 import forerun
 from forerun.calib import errors
-from forerun.calib.workload import Batch, Encoded, ModelShape, Parallelism, option_of
-from forerun.hooks.session import AttachedRun
+from forerun.calib.workload.argument_values import option_of
+from forerun.calib.workload.config import Batch
+from forerun.calib.workload.config_json import Encoded
+from forerun.calib.workload.model_shape import ModelShape
+from forerun.calib.workload.parallelism import Parallelism
+from forerun.hooks.session.attaching import AttachedRun
 
 _CLASSES = (AttachedRun, ModelShape, Parallelism, Batch)
 """Classes that the public names return or consist of."""

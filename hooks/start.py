@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .adapters import ADAPTERS
-from .process import Settings, pass_over_package
-from .session import begin
+from .adapters.registry import ADAPTERS
+from .process.settings import Settings
+from .process.stand_ins import pass_over_package
+from .session.session import begin
 
 
 def start(settings: Settings, on_training: Callable[[], object] = lambda: None) -> None:

@@ -24,8 +24,8 @@ def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool, note: str = "
         return
     _begun.append(calibrate_flags)
     from ..calib.errors import ConfigError
-    from ..calib.workload import DeviceChoice, TraceChoice
-    from ..hooks.process import companion_command
+    from ..calib.workload.run_options import DeviceChoice, TraceChoice
+    from ..hooks.process.interpreter import companion_command
     from .options import flags
 
     settings = None
@@ -45,7 +45,7 @@ def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool, note: str = "
         stand_in.install()
     if settings is not None:
         if settings.trace is TraceChoice.ON:
-            from ..hooks.recording import prepare
+            from ..hooks.recording.flight_recorder import prepare
 
             prepare(os.environ)
         from ..hooks.start import start

@@ -21,19 +21,13 @@ from typing import Any
 from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..calib.shell import printable, printable_lines
-from ..calib.workload import shown
-from ..hooks.process import missing_packages_message
+from ..calib.workload.argument_values import shown
+from ..hooks.process.interpreter import missing_packages_message
 from ..leaves import has_leaf
-from .verbs import ExitCode as ExitCode
-from .verbs import (
-    VerbParser,
-    declare,
-    near,
-    remedy,
-    untaken_option_message,
-    with_directory_placeholder,
-)
-from .views import waiting
+from .verbs.arguments import ExitCode as ExitCode
+from .verbs.arguments import VerbParser, declare, near, remedy, untaken_option_message
+from .verbs.run_arguments import with_directory_placeholder
+from .views.progress import waiting
 
 _QUESTION_OF = {
     "report": "when a calibrated run ends, and where its step time goes",

@@ -20,7 +20,9 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import forerun
-from forerun.calib.workload import Batch, Cadence, ModelShape, Parallelism, PositionEmbedding
+from forerun.calib.workload.config import Batch, Cadence
+from forerun.calib.workload.model_shape import ModelShape, PositionEmbedding
+from forerun.calib.workload.parallelism import Parallelism
 
 NUM_LAYERS, HIDDEN_SIZE, NUM_HEADS, VOCAB_SIZE = 4, 128, 4, 256
 MICRO_BATCH_SIZE, SEQ_LENGTH = 4, 64

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from forerun.faces import exported_names
 from forerun.hooks.process.interpreter import PACKAGES
 
 pytestmark = pytest.mark.slow
@@ -25,7 +24,7 @@ GUARDED = {
     *("calib/advice/probes.py", "launch/opened/run.py"),
     "launch/verbs/lint.py",
 }
-"""Imported only where numpy has been found: ``hooks/session/trace_turns.py`` asks first; where a
+"""Imported only where numpy has been found: ``hooks/session/_trace_turns.py`` asks first; where a
 session asks the facade for it; and where ``doctor`` is asked of a launch."""
 HOSTS = {"torch", "megatron", "transformers", "lightning", "pytorch_lightning", "torchtitan"}
 OUR_PACKAGES = {"forerun"}
@@ -51,12 +50,6 @@ def _imports(path: Path) -> Iterator[tuple[str, Path | None]]:
             stem = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
             home = ROOT.joinpath(*(part for part in stem if part))
             names = [alias.name for alias in node.names]
-            if home != path.parent and (home / "__init__.py").exists() and home != ROOT:
-                # The face of a room loads the modules of these names alone.
-                shown = exported_names(".".join(("forerun", *home.relative_to(ROOT).parts)))
-                names = [shown.get(name, name).lstrip(".") for name in names]
-            elif path.name == "__init__.py" and home.parent == path.parent:
-                continue
             for file in (home, *(home / name for name in names)):
                 for result in (file.with_suffix(".py"), file / "__init__.py"):
                     if result.is_relative_to(ROOT) and result.exists():

@@ -98,6 +98,57 @@ def test_imports_point_down_the_declared_order() -> None:
     assert not wrong
 
 
+def is_own(module: str) -> bool:
+    """Whether a module's name begins with an underscore: it is its room's own."""
+    return any(part.startswith("_") for part in module.split("."))
+
+
+def test_rooms_import_only_public_modules_of_others() -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in arrows().items()
+        for other in others
+        if is_own(other) and layer_of(other) != layer_of(name)
+    ]
+    assert not wrong
+
+
+def named_in_tables() -> set[str]:
+    """Names of modules, without folders, in strings of modules that look up leaves."""
+    ours = [path for layer in TOP[:3] for path in modules(layer)]
+    looking = [path for path in ours if any(n.startswith("leaves.") for n, _ in imports(path))]
+    return {
+        node.value.partition(":")[0].rpartition(".")[2]
+        for path in looking
+        for node in ast.walk(syntax(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_a_public_module_is_imported_by_another_room_or_is_a_leaf() -> None:
+    by_others = {
+        other
+        for name, others in arrows().items()
+        for other in others
+        if layer_of(other) != layer_of(name)
+    }
+    by_root = {
+        name.rpartition(".")[0]
+        for path in ROOT.glob("*.py")
+        for name, is_ours in imports(path)
+        if is_ours
+    }
+    reached = by_others | by_root
+    leaves = named_in_tables()
+    wrong = [
+        name
+        for name in map(dotted, (p for layer in TOP[:3] for p in modules(layer)))
+        if name.count(".") > 1 and not is_own(name) and name not in reached
+        if name.rpartition(".")[2] not in leaves
+    ]
+    assert not wrong, "begin their names with an underscore"
+
+
 def test_nothing_of_ours_is_imported_by_its_installed_name() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
@@ -148,31 +199,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 )
 def test_a_circle_is_named_as_the_circle(of: dict[str, set[str]], circle: str) -> None:
     assert " ".join(shortest_circle(of)) == circle
-
-
-def test_a_face_does_not_hide_what_is_wrong_in_a_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    face = """
-from typing import TYPE_CHECKING
-from forerun.faces import lazy_getattr
-if TYPE_CHECKING:
-    from .broken import Good
-    from .incomplete import Gone
-__getattr__ = lazy_getattr(__name__)
-"""
-    package = tmp_path / "planted_face"
-    package.mkdir()
-    (package / "__init__.py").write_text(face)
-    (package / "broken.py").write_text("import ast\nGood = ast.no_such_thing\n")
-    (package / "incomplete.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=r"Good of planted_face\.broken: .*no_such_thing"):
-        exec("from planted_face import Good")
-    with pytest.raises(ImportError, match=r"Gone of planted_face\.incomplete: .*Gone"):
-        exec("from planted_face import Gone")
-    with pytest.raises(ImportError, match="cannot import name 'Other'"):
-        exec("from planted_face import Other")
 
 
 def test_the_declared_rooms_are_those_that_exist() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from forerun.calib.fit import device_prior
-from forerun.calib.workload import Fp8Recipe, ModelShape, Recompute, RunConfig
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.workload.config import Fp8Recipe, Recompute, RunConfig
+from forerun.calib.workload.model_shape import ModelShape
 
 NUM_TERMS = 10
 _FORWARD_AND_BACKWARD = 3

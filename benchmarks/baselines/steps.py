@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.benchmarks.baselines.step_terms import NUM_TERMS, step_flop, step_terms
-from forerun.calib.fit import device_prior
-from forerun.calib.records import StepPredictions, StepRow
-from forerun.calib.regressors import Z_90, robust_minimum, shrunk_sigma_log
-from forerun.calib.workload import RunConfig
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.records.step_rows import StepPredictions, StepRow
+from forerun.calib.regressors.robust import Z_90, robust_minimum, shrunk_sigma_log
+from forerun.calib.workload.config import RunConfig
 
 Array = NDArray[np.float64]
 LogWork = Callable[[Sequence[StepRow]], Array]

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.calib.answers import overhead
-from forerun.calib.samples import build_table, read_run
-from forerun.calib.workload import WandbMode
-from forerun.hooks.process import RankInfo, Settings
-from forerun.hooks.session import Session
+from forerun.calib.answers.run_measurements import overhead
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.calib.workload.run_options import WandbMode
+from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.session.session import Session
 
 ROOT = Path(__file__).parents[2]
 PAUSE_S = 0.002

@@ -23,10 +23,13 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.search import MemoryBudget, best_layouts
-from forerun.calib.steps import FittedSteps, fit_steps, prior_times
+from forerun.calib.search.best_layouts import best_layouts
+from forerun.calib.search.results import MemoryBudget
+from forerun.calib.steps.base_times import prior_times
+from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.units import GIB, MIB
-from forerun.calib.workload import Batch, Parallelism, Precision, RunConfig
+from forerun.calib.workload.config import Batch, Precision, RunConfig
+from forerun.calib.workload.parallelism import Parallelism
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 NUM_GPUS = 1024

@@ -26,27 +26,16 @@ from numpy.typing import NDArray
 
 from forerun.benchmarks.protocols.operator_samples import operator_samples
 from forerun.benchmarks.published.readers import read_published
-from forerun.calib.fit import (
-    BARE_LOG,
-    KINDS,
-    Ceilings,
-    Columns,
-    Form,
-    Rates,
-    ShapeBatch,
-    SourceRates,
-    Timed,
-    WorkKind,
-    columns,
-    data_sheet,
-    device_prior,
-    fit_rates,
-    pool_name,
-    refuse,
-)
-from forerun.calib.regressors import robust_sigma
-from forerun.calib.workload import OperatorKind
-from forerun.launch.known import read_frame
+from forerun.calib.fit._outliers import refuse
+from forerun.calib.fit._rates import Form, Rates, fit_rates
+from forerun.calib.fit.batches import ShapeBatch, Timed
+from forerun.calib.fit.laws import Ceilings, columns
+from forerun.calib.fit.operator_kinds import KINDS, Columns, WorkKind
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit.rate_priors import BARE_LOG, SourceRates, data_sheet, pool_name
+from forerun.calib.regressors.robust import robust_sigma
+from forerun.calib.workload.operators import OperatorKind
+from forerun.launch.known.table_files import read_frame
 
 SCHEMA = 1
 FEWEST_ROWS = 30

@@ -31,9 +31,10 @@ from forerun.calib.answers.run_measurements import (
     measured_overhead,
     measured_step_s,
 )
-from forerun.calib.samples import SampleTable, build_table, read_run, read_table, write_table
-from forerun.calib.workload import RunConfig
-from forerun.launch.opened.layout_answers import Prediction
+from forerun.calib.samples.store import read_run, read_table, write_table
+from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.workload.config import RunConfig
+from forerun.launch.opened._layout_answers import Prediction
 
 MEASURED = Path(__file__).with_name("measured")
 RESULTS = Path(__file__).parents[1] / "RESULTS.md"

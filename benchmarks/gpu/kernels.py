@@ -7,10 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from forerun.calib.layers import stage_operators
-from forerun.calib.records import OperatorRecord, RunRecords, TraceRecord
-from forerun.calib.samples import build_table
-from forerun.calib.workload import Operator, OperatorKind, RunConfig
+from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.records.record_kinds import OperatorRecord, TraceRecord
+from forerun.calib.records.run_records import RunRecords
+from forerun.calib.samples.table import build_table
+from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.operators import Operator, OperatorKind
 
 SHORT_S = 20e-6
 """Seconds; operators below this are mostly launch time: shown, not judged."""

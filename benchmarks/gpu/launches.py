@@ -24,14 +24,14 @@ from forerun.benchmarks.gpu.layouts import LOCAL, PAIRS
 from forerun.benchmarks.gpu.megatron_runs import losses, script
 from forerun.benchmarks.runs.launches import step_times_s
 from forerun.calib.errors import ForerunError
-from forerun.calib.records import (
+from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
     OperatorRecord,
     StepRecord,
     WindowRecord,
 )
-from forerun.calib.samples import read_run
+from forerun.calib.samples.store import read_run
 
 _TAIL = 1500
 _AFTER_S, _END_S = 10.0, 4.0

@@ -22,12 +22,14 @@ from itertools import permutations
 from pathlib import Path
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.calib.advice import Candidate, compare
-from forerun.calib.answers import known_elsewhere, running_config
-from forerun.calib.answers.measured_steps import fit_run
-from forerun.calib.fit import calibrate
-from forerun.calib.samples import SampleTable, read_table
-from forerun.calib.steps import FittedSteps, KnownStep, live_times
+from forerun.calib.advice.planning import Candidate, compare
+from forerun.calib.answers.measured_steps import fit_run, known_elsewhere, running_config
+from forerun.calib.fit.calibration import calibrate
+from forerun.calib.samples.store import read_table
+from forerun.calib.samples.table import SampleTable
+from forerun.calib.steps.known_steps import KnownStep
+from forerun.calib.steps.live import live_times
+from forerun.calib.steps.model import FittedSteps
 
 MEASURED = Path(__file__).parent / "measured"
 ARCHIVES = ("h200-2026-11-27", "h200-2026-11-28")

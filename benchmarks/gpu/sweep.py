@@ -25,10 +25,13 @@ from forerun.benchmarks.gpu.layouts import (
     digest,
 )
 from forerun.benchmarks.gpu.megatron_runs import BLOCKED, WARMUP, Megatron, TimeIsUp
-from forerun.hooks.adapters.megatron_model import timer_holders
-from forerun.hooks.process import Guard, Host, WeakHost
-from forerun.hooks.sensors import ProcessGroupHooks, StepLog, TimerHooks
-from forerun.hooks.session import Instruments
+from forerun.hooks.adapters._megatron_model import timer_holders
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.process.host import Host, WeakHost
+from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.step_log import StepLog
+from forerun.hooks.sensors.timers import TimerHooks
+from forerun.hooks.session.instruments import Instruments
 
 _SPAN = 4
 """Layouts between two runs of the base."""
@@ -51,7 +54,7 @@ def predictions(bench: Bench) -> None:
 
     ``offers`` are the plan's first three rows and its last, by the names of their layouts.
     """
-    from forerun.launch.opened import load
+    from forerun.launch.opened.run import load
 
     folder = bench.work.parent / BASE / BASE
     run = load(folder)
@@ -86,10 +89,10 @@ def _identity(answer: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _predicted_shards(folder: Path) -> dict[str, Any]:
     """Return predicted device seconds of one micro-batch's passes on each shard, untransferred."""
-    from forerun.calib.arguments import apply_options
-    from forerun.calib.fit import calibrate
-    from forerun.calib.layers import stage_operators
-    from forerun.launch.known import load
+    from forerun.calib.arguments.megatron_args import apply_options
+    from forerun.calib.fit.calibration import calibrate
+    from forerun.calib.layers.stage_work import stage_operators
+    from forerun.launch.known.runs import load
 
     table = load(folder, None).table
     running = table.config()

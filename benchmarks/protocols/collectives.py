@@ -38,7 +38,8 @@ from forerun.benchmarks.protocols.scores import (
     transfer_splits,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.network import Group, Samples
+from forerun.calib.network.curves import Samples
+from forerun.calib.network.groups import Group
 
 Payloads = NDArray[np.int64]
 COLLECTIVE_PROTOCOLS = {

@@ -22,9 +22,10 @@ from forerun.benchmarks.protocols.scores import (
     samples_of,
     usable,
 )
-from forerun.calib.fit import Timed, work_of
-from forerun.calib.steps.operator_tables import timed_rows
-from forerun.calib.workload import OperatorKind, Phase
+from forerun.calib.fit.batches import Timed
+from forerun.calib.fit.laws import work_of
+from forerun.calib.steps._operator_tables import timed_rows
+from forerun.calib.workload.operators import OperatorKind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -27,9 +27,12 @@ from forerun.benchmarks.protocols.operator_samples import (
     splits,
 )
 from forerun.benchmarks.protocols.scores import MAX_ROWS, PROTOCOLS, Split, concat_scored, scored
-from forerun.calib.fit import Timed, device_prior, fit_machine, generation
-from forerun.calib.fit import transfer_to_device as transfer_machine
-from forerun.calib.workload import OperatorKind
+from forerun.calib.fit._device_transfer import transfer_to_device as transfer_machine
+from forerun.calib.fit.batches import Timed
+from forerun.calib.fit.machine import fit_machine
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit.rate_priors import generation
+from forerun.calib.workload.operators import OperatorKind
 
 OPERATOR_PROTOCOLS = {
     "random": PROTOCOLS["operators"]["random"],

@@ -27,18 +27,15 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from forerun.calib.errors import ForerunError
-from forerun.calib.memory import memory
-from forerun.calib.network import (
-    CollectiveModel,
-    Group,
-    Samples,
-    fit_transfers,
-    network_prior,
-)
-from forerun.calib.records import StepKind, StepPredictions, StepRow
-from forerun.calib.regressors import first_minimum
-from forerun.calib.steps.operator_tables import groups_of
-from forerun.calib.workload import Collective
+from forerun.calib.memory.peak import memory
+from forerun.calib.network.collective_times import CollectiveModel, fit_transfers
+from forerun.calib.network.curves import Samples
+from forerun.calib.network.groups import Group
+from forerun.calib.network.systems import network_prior
+from forerun.calib.records.step_rows import StepKind, StepPredictions, StepRow
+from forerun.calib.regressors.robust import first_minimum
+from forerun.calib.steps._operator_tables import groups_of
+from forerun.calib.workload.collectives import Collective
 
 RANDOM, LEAVE_TP, LEAVE_SPAN, LEAVE_ONE_OUT = "random", "leave_tp", "leave_span", "leave_one_out"
 PROTOCOLS: Mapping[str, Mapping[str, str]] = {

@@ -18,7 +18,7 @@ from forerun.benchmarks.protocols.scores import (
     machines,
     step_folds,
 )
-from forerun.calib.records import StepRow
+from forerun.calib.records.step_rows import StepRow
 
 LEAVE_GROUP, LEAVE_FAMILY, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT, MORE_NODES = (
     "leave_group",

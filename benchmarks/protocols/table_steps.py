@@ -24,20 +24,22 @@ import numpy as np
 import pandas as pd
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.fit import DevicePrior, Estimates, Source, device_prior
-from forerun.calib.importers import shape_sizes, table_kind
-from forerun.calib.records import StatedNodes, StepPredictions, StepRow, Trait
-from forerun.calib.regressors import first_minimum
-from forerun.calib.steps import BaseTimes, FittedSteps, KnownStep, fit_steps
-from forerun.calib.steps.base_times import Conditions
-from forerun.calib.steps.known_steps import MEASURED_SIGMA_LOG, correlations
-from forerun.calib.steps.model import ERROR_INFLATION
-from forerun.calib.steps.operator_tables import OperatorTables, operator_tables
-from forerun.calib.steps.posterior import MODEL_SIGMA_LOG
-from forerun.calib.steps.priced_items import SCALE
+from forerun.calib.fit.estimates import Estimates, Source
+from forerun.calib.fit.priors import DevicePrior, device_prior
+from forerun.calib.importers.canonical_tables import shape_sizes, table_kind
+from forerun.calib.records.cluster import StatedNodes
+from forerun.calib.records.step_rows import StepPredictions, StepRow, Trait
+from forerun.calib.regressors.robust import first_minimum
+from forerun.calib.steps._operator_tables import OperatorTables, operator_tables
+from forerun.calib.steps._posterior import MODEL_SIGMA_LOG
+from forerun.calib.steps._priced_items import SCALE
+from forerun.calib.steps.base_times import BaseTimes, Conditions
+from forerun.calib.steps.known_steps import MEASURED_SIGMA_LOG, KnownStep, correlations
+from forerun.calib.steps.model import ERROR_INFLATION, FittedSteps, fit_steps
 from forerun.calib.steps.step_tables import row_times
-from forerun.calib.timeline import Floats, Item
-from forerun.calib.workload import GroupRole, Operator, OperatorKind, Phase
+from forerun.calib.timeline.items import Floats, Item
+from forerun.calib.workload.collectives import GroupRole
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 Kind = OperatorKind
 _NO_TIME_S = 1e-9

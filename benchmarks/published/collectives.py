@@ -21,8 +21,8 @@ from forerun.benchmarks.published.rows import (
     numbers,
     texts,
 )
-from forerun.calib.importers import CHOSEN, MICROSECOND_S
-from forerun.calib.workload import Collective
+from forerun.calib.importers.canonical_tables import CHOSEN, MICROSECOND_S
+from forerun.calib.workload.collectives import Collective
 
 _COLLECTIVES = {
     "allreduce": Collective.ALL_REDUCE,

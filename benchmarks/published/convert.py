@@ -20,10 +20,10 @@ import pandas as pd
 
 from forerun.benchmarks.published.readers import is_of_steps, read_published, read_steps
 from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from forerun.calib.importers import canonical_frame
-from forerun.calib.records import replace_file
-from forerun.launch.known import ENDINGS, read_frame
-from forerun.launch.verbs import ExitCode
+from forerun.calib.importers.canonical_steps import canonical_frame
+from forerun.calib.records.files import replace_file
+from forerun.launch.known.table_files import ENDINGS, read_frame
+from forerun.launch.verbs.arguments import ExitCode
 
 _UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 

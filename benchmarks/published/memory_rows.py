@@ -20,13 +20,13 @@ import pandas as pd
 
 from forerun.benchmarks.published.readers import read_steps
 from forerun.benchmarks.published.step_records import precision_of
-from forerun.calib.arguments import from_namespace
+from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.errors import ConfigError
-from forerun.calib.memory import MemoryEstimate
-from forerun.calib.records import StepRow
+from forerun.calib.memory.peak import MemoryEstimate
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.units import GIB
-from forerun.calib.workload import RunConfig
-from forerun.launch.known import read_frame
+from forerun.calib.workload.config import RunConfig
+from forerun.launch.known.table_files import read_frame
 
 CAPACITIES_GIB: Mapping[str, float] = {
     r"V100": 31.7,

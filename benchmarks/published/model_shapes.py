@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import (
+from forerun.calib.workload.model_shape import (
     Dispatcher,
     Experts,
     LatentAttention,

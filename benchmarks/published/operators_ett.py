@@ -13,7 +13,7 @@ from forerun.benchmarks.published.rows import (
     operator_rows,
     texts,
 )
-from forerun.calib.workload import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
+from forerun.calib.workload.operators import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
 
 VOCAB_SIZE = 50257
 """The vocabulary in the sampling code of the source, which records none."""

@@ -14,7 +14,7 @@ from forerun.benchmarks.published.rows import (
     operator_rows,
     texts,
 )
-from forerun.calib.workload import OperatorKind, Phase
+from forerun.calib.workload.operators import OperatorKind, Phase
 
 
 def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:

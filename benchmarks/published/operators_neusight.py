@@ -17,8 +17,8 @@ from forerun.benchmarks.published.rows import (
     texts,
     together,
 )
-from forerun.calib.importers import MICROSECOND_S
-from forerun.calib.workload import OperatorKind, Phase
+from forerun.calib.importers.canonical_tables import MICROSECOND_S
+from forerun.calib.workload.operators import OperatorKind, Phase
 
 _KINDS = {
     "linear": OperatorKind.LINEAR,

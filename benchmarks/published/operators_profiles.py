@@ -15,9 +15,9 @@ from forerun.benchmarks.published.rows import (
     texts,
     together,
 )
-from forerun.calib.importers import MICROSECOND_S
+from forerun.calib.importers.canonical_tables import MICROSECOND_S
 from forerun.calib.units import MIB
-from forerun.calib.workload import OperatorKind, Phase
+from forerun.calib.workload.operators import OperatorKind, Phase
 
 _TERA = 1e12
 _ACESO: Operators = {

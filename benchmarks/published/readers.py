@@ -26,9 +26,10 @@ from forerun.benchmarks.published import (
 )
 from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import CalibrationError, ConfigError
-from forerun.calib.importers import NEEDED, canonical_steps, read_table, unknown_table_error
-from forerun.calib.records import StepTable
-from forerun.launch.known import read_frame
+from forerun.calib.importers import canonical_steps
+from forerun.calib.importers.canonical_tables import NEEDED, read_table, unknown_table_error
+from forerun.calib.records.step_rows import StepTable
+from forerun.launch.known.table_files import read_frame
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "published"
 

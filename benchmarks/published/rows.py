@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from forerun.calib.importers import (
+from forerun.calib.importers import canonical_tables
+from forerun.calib.importers.canonical_tables import (
     COLLECTIVES,
     MICROSECOND_S,
     OPERATOR_COLUMNS,
-    canonical_tables,
     degrees,
 )
-from forerun.calib.workload import OperatorKind, Phase
+from forerun.calib.workload.operators import OperatorKind, Phase
 
 Operators = Mapping[str, tuple[OperatorKind, str]]
 """Kind and sizes of each published name; sizes are blank-separated columns of a table's terms

@@ -10,26 +10,20 @@ from typing import Any
 import pandas as pd
 
 from forerun.benchmarks.published.rows import TableFamily
-from forerun.calib.arguments import with_torch_states as torch_states
+from forerun.calib.arguments._torch_stacks import with_torch_states as torch_states
 from forerun.calib.errors import ConfigError
-from forerun.calib.importers import (
-    SPLIT_COLUMNS,
-    refuse_unread,
-    with_split_columns,
-)
-from forerun.calib.records import SkippedRow, StepKind, StepRow, StepTable
-from forerun.calib.workload import (
+from forerun.calib.importers.canonical_steps import SPLIT_COLUMNS, refuse_unread, with_split_columns
+from forerun.calib.records.step_rows import SkippedRow, StepKind, StepRow, StepTable
+from forerun.calib.workload.config import (
     Attention,
     Batch,
     Fp8Recipe,
-    ModelShape,
-    Normalization,
-    Parallelism,
-    PositionEmbedding,
     Precision,
     Recompute,
     RunConfig,
 )
+from forerun.calib.workload.model_shape import ModelShape, Normalization, PositionEmbedding
+from forerun.calib.workload.parallelism import Parallelism
 
 _NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
 _FALSE = frozenset({"false", "0", "0.0", "no", "off", "n"})

@@ -26,18 +26,17 @@ from forerun.benchmarks.published.step_records import (
     step_row,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.records import StepKind, StepRow
-from forerun.calib.workload import (
+from forerun.calib.records.step_rows import StepKind, StepRow
+from forerun.calib.workload.config import Recompute, RunConfig
+from forerun.calib.workload.model_shape import (
     Dispatcher,
     Experts,
     LatentAttention,
     ModelShape,
     Normalization,
     PositionEmbedding,
-    Recompute,
-    RunConfig,
-    parse_layout,
 )
+from forerun.calib.workload.pipeline_layout import parse_layout
 
 _RECIPES = Path(__file__).with_name("bridge_recipes.csv")
 _NVL72_RANKS = 64

@@ -21,17 +21,13 @@ from forerun.benchmarks.published.step_records import (
     step_row,
     with_torch_states,
 )
-from forerun.calib.arguments import on_stack
+from forerun.calib.arguments._torch_stacks import on_stack
 from forerun.calib.errors import ConfigError
-from forerun.calib.records import StepKind, StepRow, Trait
+from forerun.calib.records.step_rows import StepKind, StepRow, Trait
 from forerun.calib.units import GIB
-from forerun.calib.workload import (
-    Attention,
-    ContextComm,
-    ModelShape,
-    Parallelism,
-    Recompute,
-)
+from forerun.calib.workload.config import Attention, Recompute
+from forerun.calib.workload.model_shape import ModelShape
+from forerun.calib.workload.parallelism import ContextComm, Parallelism
 
 _GPT2_VOCAB = 50257
 _BLOOM_VOCAB = 250880

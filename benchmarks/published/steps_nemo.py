@@ -16,15 +16,14 @@ from forerun.benchmarks.published.step_records import (
 )
 from forerun.benchmarks.published.steps_bridge import forced, recipe_stack
 from forerun.calib.errors import ConfigError
-from forerun.calib.records import StepRow
-from forerun.calib.workload import (
-    Attention,
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.workload.config import Attention, Recompute
+from forerun.calib.workload.model_shape import (
     Dispatcher,
     Experts,
     ModelShape,
     Normalization,
     PositionEmbedding,
-    Recompute,
 )
 
 

@@ -19,8 +19,9 @@ from forerun.benchmarks.published.step_records import (
     with_torch_states,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.records import StepKind, StepRow, Trait
-from forerun.calib.workload import Attention, ModelShape, Recompute
+from forerun.calib.records.step_rows import StepKind, StepRow, Trait
+from forerun.calib.workload.config import Attention, Recompute
+from forerun.calib.workload.model_shape import ModelShape
 
 _MS = 1e-3
 

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from forerun.benchmarks.runs.launches import output_of, step_times_s, torchrun_words
-from forerun.calib.advice import plan
-from forerun.calib.arguments import rewrite_command
-from forerun.launch.known import open_machine
+from forerun.calib.advice.planning import plan
+from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.launch.known.machines import open_machine
 
 ROOT = Path(__file__).parents[2]
 RUNNING = "DP2 (running)"

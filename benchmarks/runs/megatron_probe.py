@@ -73,7 +73,7 @@ class Probe:
         result = run()
         step["calls"], self._calls = dict(self._calls), None
         if os.environ.get(STOP_AT) == str(iteration + 1):
-            from forerun.hooks.adapters import request_stop
+            from forerun.hooks.adapters.megatron_training import request_stop
 
             step["is_stop_requested"] = request_stop()
         return result

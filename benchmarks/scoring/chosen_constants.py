@@ -18,7 +18,7 @@ NOT_CHOSEN: Mapping[str, str] = {
         _LL128_CHANNEL _TREE_CHANNEL _NVLS_LEAST_RANKS _SEND_CHANNELS _CHANNEL_SENDS
         _CARD_CHANNELS
         network.collective_times: _SHORT_NBYTES
-        network.extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
+        network._extrapolation: _TREE_BASE_S _TREE_LOCAL_HOP_S""",
     "data sheets, specifications and measurements of others": """
         network.once_per_node: _LATENCY_S
         network.nccl_tuner: _PAIR_RING_FRAC
@@ -27,20 +27,20 @@ NOT_CHOSEN: Mapping[str, str] = {
         network.cluster: _SLOT_GENERATIONS
         network.systems: _VOLTA _AMPERE _HOPPER _CUT_HOPPER _BLACKWELL _CDNA3 _CDNA4 _FASTER_CARDS
         _RACK _PRIORS _LAUNCHES_S LATENCY_SIGMA_LOG
-        network.topology: _MESH_PEERS _CUBE_OCTAVES _CARDS _USUAL_GPUS
+        network._topology: _MESH_PEERS _CUBE_OCTAVES _CARDS _USUAL_GPUS
         fit.priors: _GPUS _CPU _UNKNOWN _NVIDIA _CDNA3 _CDNA4 _GENERATIONS _OTHER
         _TF32_YEAR
         fit.laws: _CACHE_NBYTES
-        steps.scales: _SERVERS _GRACE
-        steps.operator_tables: _CARDS""",
+        steps._scales: _SERVERS _GRACE
+        steps._operator_tables: _CARDS""",
     "counts of what frameworks and kernels do": """
         fit.operator_kinds: _FP32_NBYTES _TILE _HEAD_TILE _OPTIMIZER_PASSES _OPTIMIZER_FLOP
         _OPTIMIZER_LAUNCHES SHARDED_CALL_LAUNCHES SHARD_UNIT_LAUNCHES HOST_UPDATE_NBYTES
         _LINEAR_LAUNCHES _LINEAR_BACKWARD_LAUNCHES _SORTED_IDS _SORT_LAUNCHES _CACHED_NBYTES
         _UNCACHED_NBYTES _UNCACHED_FACTOR _LAYER_PASSES _ATTENTION _LINEAR _HOST KINDS
-        fit.pools: _TILES _ATTENTION_ROWS _HEAD_TILE
+        fit._pools: _TILES _ATTENTION_ROWS _HEAD_TILE
         steps.base_times: _KERNEL_S _RATE_FRAC _FP32_NBYTES _COUNTED
-        steps.scales: OPTIMIZER_NBYTES ADAM_NBYTES COPIED_NBYTES""",
+        steps._scales: OPTIMIZER_NBYTES ADAM_NBYTES COPIED_NBYTES""",
     "measured by us, in benchmarks/RESULTS.md": """
         steps.launches: HOST_SCATTER_LOG
         steps.live: _UNSEEN_HOST_LOG
@@ -56,30 +56,30 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.live: IN_SITU
         steps.base_times: _MEASURED_TRANSFERS
         steps.model: ERROR_INFLATION
-        steps.operator_tables: _GIGA
+        steps._operator_tables: _GIGA
         regressors.gaussian: _SQRT_3
         regressors.robust: Z_90 STUDENT_90
         regressors.trees: _SEED _LEAF""",
     "rounding, and bounds of searches": """
         network.curves: _ITERATIONS _LARGEST_STEP_LOG _LEAST_STEP_LOG _FAR_LOG_NBYTES
         network.collective_times: _MOST_COMPARED
-        network.extrapolation: _LARGE_NBYTES
+        network._extrapolation: _LARGE_NBYTES
         fit.calibration: _TOUCHING_OCTAVES
-        fit.pools: _DECIMALS
-        fit.rates: _LEAST _MOST_ROWS
+        fit._pools: _DECIMALS
+        fit._rates: _LEAST _MOST_ROWS
         fit.machine: _MOST_ROWS
-        fit.sharded_host: _GRID
+        fit._sharded_host: _GRID
         steps.base_times: _FASTEST_S
         steps.estimate: _ROUNDING
         steps.slices: _LEAST_FRAC _LEAST_S
-        steps.layouts: _LEAST_S _RUN
+        steps._layouts: _LEAST_S _RUN
         steps.launches: _ROUNDS
         steps.model: _ROUNDING
-        steps.operator_tables: _MAX_ROWS
-        steps.posterior: SLOPE_STEP _WIDE_SPREADS _WIDE_STEPS _NUM_DISCREPANCIES _WILD_ROUNDS
-        steps.posterior: LEVEL_SIGMA_LOG
-        steps.priced_items: _FASTEST_S _INSIDE_S
-        steps.operator_tables: _MAX_TRANSFER_ROWS
+        steps._operator_tables: _MAX_ROWS
+        steps._posterior: SLOPE_STEP _WIDE_SPREADS _WIDE_STEPS _NUM_DISCREPANCIES _WILD_ROUNDS
+        steps._posterior: LEVEL_SIGMA_LOG
+        steps._priced_items: _FASTEST_S _INSIDE_S
+        steps._operator_tables: _MAX_TRANSFER_ROWS
         regressors.robust: _ALIKE _ALIKE_FRAC _BITS
         regressors.gaussian: _FARTHEST _ALIKE_LOG _JITTER_FRACS _SEARCH _MOST_TUNED
         regressors.robust: _FARTHEST_LOG _INSIDE_LOG

@@ -24,7 +24,9 @@ from forerun.benchmarks.protocols.operators import (
     validate_operators,
 )
 from forerun.benchmarks.protocols.scores import Split
-from forerun.calib.fit import coordinates, device_prior, refuse
+from forerun.calib.fit._outliers import refuse
+from forerun.calib.fit._pools import coordinates
+from forerun.calib.fit.priors import device_prior
 
 CHOSEN = "chosen_24"
 """Like ``few_24``, with shapes spread evenly over those of the table."""

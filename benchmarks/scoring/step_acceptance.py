@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from forerun.benchmarks.baselines.steps import ConstantRate, PerfectScaling, TenTerms
 from forerun.benchmarks.protocols.scores import LEAVE_ONE_OUT, Fold, machines, step_folds
 from forerun.benchmarks.protocols.steps import LEAVE_RELEASE, MORE_NODES, SCALE_OUT, named, series
-from forerun.calib.records import StepRow
+from forerun.calib.records.step_rows import StepRow
 
 Design = Callable[[Sequence[StepRow], int], list[int]]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.calib.records import StepRow
-from forerun.calib.steps import table_steps
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.steps.step_tables import table_steps
 
 SIGN_FRAC = 0.05
 """Measured differences beyond this must be predicted in sign; smaller ones are noise of

@@ -25,7 +25,7 @@ from forerun.benchmarks.protocols.steps import MORE_NODES, SCALE_OUT, StepModel
 from forerun.benchmarks.protocols.table_steps import TableSteps, design
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
-from forerun.calib.records import StepRow
+from forerun.calib.records.step_rows import StepRow
 
 MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))
 _BASELINES: dict[str, StepModel] = {baseline.name: baseline for baseline in BASELINES}

@@ -7,16 +7,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import ConfigError
-from ..workload import (
-    AXES,
-    CHOICES,
-    OTHER,
-    Batch,
-    Parallelism,
-    RunConfig,
-    axis_value,
-    uneven_layers,
-)
+from ..workload.choices import AXES, CHOICES, OTHER, axis_value
+from ..workload.config import Batch, RunConfig
+from ..workload.parallelism import Parallelism
+from ..workload.pipeline_layout import uneven_layers
 
 _BATCH, _DEGREES = ({one.name for one in fields(part)} for part in (Batch, Parallelism))
 _NO_CHOICE = {"parallelism", "batch", "unmodelled", "cadence"}

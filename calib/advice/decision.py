@@ -10,13 +10,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..arguments import MASK, resumed_command, rewrite_command
+from ..arguments.megatron_args import resumed_command, rewrite_command
+from ..arguments.passed_on import MASK
 from ..errors import check_ascending
-from ..forecast import Forecast
-from ..memory import Verdict
-from ..records import Action
+from ..forecast.forecasts import Forecast
+from ..memory.peak import Verdict
+from ..records.iso_times import Action
 from ..units import HOUR_S, format_frac, format_time
-from ..workload import CheckpointForm, Encoded, Goals
+from ..workload.config import CheckpointForm
+from ..workload.config_json import Encoded
+from ..workload.run_options import Goals
 from .planning import Candidate, Plan
 
 SCHEMA = 2

@@ -9,13 +9,17 @@ from itertools import combinations
 from typing import ClassVar
 
 from ..errors import ConfigError
-from ..fit import Source
+from ..fit.estimates import Source
 from ..plain_json import JsonObject
-from ..regressors import Z_90
-from ..steps import FittedSteps, StepEstimate, StepTerms, similarity
-from ..timeline import TERM_TEXTS, Term
+from ..regressors.robust import Z_90
+from ..steps.estimate import StepEstimate, StepTerms
+from ..steps.known_steps import similarity
+from ..steps.model import FittedSteps
+from ..timeline.terms import TERM_TEXTS, Term
 from ..units import format_frac, format_time
-from ..workload import Encoded, RunConfig, axis_value, layout_label
+from ..workload.choices import axis_value, layout_label
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .axes import differing_axes, with_axes_of
 
 _MOST_AXES = 8

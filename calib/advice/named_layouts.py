@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from ..workload import LABELLED_CHOICES, FieldValues, Parallelism, RunConfig
+from ..workload.choices import LABELLED_CHOICES, FieldValues
+from ..workload.config import RunConfig
+from ..workload.parallelism import Parallelism
 from .axes import changed
 
 RUNNING = "running"
@@ -22,7 +24,8 @@ def named_layout(text: str, running: RunConfig, num_ranks: int = 0) -> RunConfig
     lower case it is a change of the running layout, which keeps all other choices; dp follows.
     Raises ``ConfigError`` if a word is unknown or the layout cannot run.
 
-    >>> from ..workload import Batch, ModelShape
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
     >>> gpt = ModelShape(num_layers=4, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> running = RunConfig(model=gpt, parallelism=Parallelism(tp=2, dp=4),

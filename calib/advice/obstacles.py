@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..arguments import (
-    LayoutConstraint,
-    apply_options,
-    unsupported_options_reason,
-)
+from ..arguments.megatron_args import apply_options
+from ..arguments.short_names import LayoutConstraint
+from ..arguments.taken_options import unsupported_options_reason
 from ..errors import ConfigError
-from ..memory import Verdict
+from ..memory.peak import Verdict
 from ..units import format_bytes, format_frac, format_time
-from ..workload import AxisValue, Encoded, RunConfig, choice
+from ..workload.choices import AxisValue, choice
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .planning import Candidate, Plan
 
 _OF_THE_PLAN = ("gpus", "gbs", "seq")

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from ..arguments import (
+from ..arguments.megatron_args import options
+from ..arguments.megatron_rules import refusals
+from ..arguments.short_names import LayoutConstraint
+from ..arguments.taken_options import (
     NEEDS_ENGINE,
     TRANSFORMER_ENGINE,
-    LayoutConstraint,
-    options,
     program_name,
-    refusals,
     unsupported_options_reason,
 )
 from ..errors import check_ascending
-from ..fit import Source
-from ..forecast import Throughput, throughput
-from ..memory import (
+from ..fit.estimates import Source
+from ..forecast.rates import Throughput, throughput
+from ..memory.peak import (
     MemoryEstimate,
     Verdict,
     fit_probability,
@@ -30,41 +30,20 @@ from ..memory import (
     verdict,
 )
 from ..plain_json import JsonObject
-from ..regressors import Estimate
-from ..search import (
-    FSDP_OPTIONS,
-    OFFLOAD_OPTIONS,
-    Effort,
-    MemoryBudget,
-    SearchResult,
-    Tried,
-    best_layouts,
-    cells_of,
-    choices_of,
-    modules_of,
-    num_variants,
-)
-from ..steps import (
-    MEASURED_SIGMA_LOG,
-    MISFIT,
-    FittedSteps,
-    StepEstimate,
-)
+from ..regressors.estimate import Estimate
+from ..search.best_layouts import best_layouts
+from ..search.cells import cells_of, choices_of, num_variants
+from ..search.results import Effort, MemoryBudget, SearchResult, Tried
+from ..search.space import FSDP_OPTIONS, OFFLOAD_OPTIONS, modules_of
+from ..steps.estimate import StepEstimate
+from ..steps.known_steps import MEASURED_SIGMA_LOG
+from ..steps.model import MISFIT, FittedSteps
 from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
-from ..workload import (
-    AXES,
-    CHOICES,
-    CheckpointForm,
-    Choice,
-    Encoded,
-    RoutingBalance,
-    RunConfig,
-    Sharding,
-    choice,
-    layout_label,
-    routed,
-    takes_options,
-)
+from ..workload.choices import AXES, CHOICES, Choice, choice, layout_label
+from ..workload.config import CheckpointForm, RunConfig, takes_options
+from ..workload.config_json import Encoded
+from ..workload.parallelism import Sharding
+from ..workload.routing import RoutingBalance, routed
 
 _WITHIN = (
     *("--pipeline-model-parallel-layout", "--recompute-method", "--recompute-num-layers"),
@@ -169,7 +148,9 @@ def converter(config: RunConfig, running: RunConfig) -> str:
     (``megatron/training/checkpointing.py``, ``DistributedOptimizer.sharded_state_dict``).
 
     >>> from dataclasses import replace
-    >>> from ..workload import Batch, Cadence, ModelShape, Parallelism
+    >>> from ..workload.config import Batch, Cadence
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> here = RunConfig(model=gpt, parallelism=Parallelism(dp=2),

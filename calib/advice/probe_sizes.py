@@ -12,7 +12,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..workload import Collective, CollectiveCall, GroupRole, OperatorKind
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload.operators import OperatorKind
 
 COLD_NBYTES = 64 << 20
 """Bytes of weights in rotation; more than the last-level cache of a processor."""

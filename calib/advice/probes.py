@@ -17,22 +17,20 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..fit import DevicePrior, Estimates, Source, batch_of, columns, device_prior
-from ..layers import RecomputeOption, collective_uses, stage_operators, step_collectives
-from ..network import as_all_to_all, bus_factor, canonical, group_of, ring_steps, tuner_time_s
-from ..search import cells_of
-from ..workload import (
-    Collective,
-    CollectiveCall,
-    Fp8Recipe,
-    GroupRole,
-    Operator,
-    OperatorKind,
-    Phase,
-    RunConfig,
-    group,
-    num_nodes,
-)
+from ..fit.batches import batch_of
+from ..fit.estimates import Estimates, Source
+from ..fit.laws import columns
+from ..fit.priors import DevicePrior, device_prior
+from ..layers.recompute import RecomputeOption
+from ..layers.stage_work import collective_uses, stage_operators, step_collectives
+from ..network.groups import bus_factor, canonical, group_of, ring_steps
+from ..network.nccl_tuner import tuner_time_s
+from ..network.once_per_node import as_all_to_all
+from ..search.cells import cells_of
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload.ranks import group, num_nodes
 from .probe_sizes import (
     PROBED_COLLECTIVES,
     PROBED_KINDS,

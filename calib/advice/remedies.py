@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import ClassVar
 
-from ..arguments import apply_options
+from ..arguments.megatron_args import apply_options
 from ..errors import ConfigError
-from ..forecast import batch_levels
-from ..memory import Verdict, memory, memory_with_offset, verdict
-from ..steps import FittedSteps
+from ..forecast.modelled import batch_levels
+from ..memory.peak import Verdict, memory, memory_with_offset, verdict
+from ..steps.model import FittedSteps
 from ..units import format_bytes, format_frac
-from ..workload import Encoded, RunConfig
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .planning import Candidate, compare, unsupported_reason
 
 _NUM_REMEDIES = 2

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
-from ..arguments import LayoutConstraint
-from ..forecast import throughput
-from ..memory import Verdict
-from ..regressors import Estimate
-from ..steps import FittedSteps, StepEstimate
-from ..timeline import Part
-from ..workload import Encoded, RunConfig
+from ..arguments.short_names import LayoutConstraint
+from ..forecast.rates import throughput
+from ..memory.peak import Verdict
+from ..regressors.estimate import Estimate
+from ..steps.estimate import StepEstimate
+from ..steps.model import FittedSteps
+from ..timeline.items import Part
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .planning import Candidate, Plan
 
 KNEE_SHARE = 0.5

@@ -7,36 +7,28 @@ from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
 from ...leaves import leaf
-from ..advice import (
-    UNKNOWN_LAYOUT,
-    Candidate,
-    Decision,
-    Explanation,
-    Plan,
-    Rule,
-    compare,
-    decide,
-    explain,
-    plan,
-)
-from ..drift import waiting_report
+from ..advice.decision import UNKNOWN_LAYOUT, Decision, Rule, decide
+from ..advice.explanation import Explanation, explain
+from ..advice.planning import Candidate, Plan, compare, plan
+from ..drift.stragglers import waiting_report
 from ..errors import ForerunError
-from ..fit import Calibration, calibrate
-from ..forecast import (
-    Ended,
-    Forecast,
-    MeasuredRun,
-    ModelForecast,
-    measured_forecast,
-    model_forecast,
-    run_forecast,
-)
-from ..lint import Lint, Pricing, lint, stated_launch
-from ..network import network_line
-from ..samples import SampleTable, only_windows, windows_of
-from ..steps import FittedSteps, KnownStep, StepEstimate, live_times
+from ..fit.calibration import Calibration, calibrate
+from ..forecast.evaluation import Ended
+from ..forecast.forecasts import Forecast
+from ..forecast.modelled import ModelForecast, model_forecast
+from ..forecast.remaining_run import MeasuredRun, measured_forecast, run_forecast
+from ..lint.linter import Lint, lint
+from ..lint.pricing import Pricing
+from ..lint.rule import stated_launch
+from ..network.cluster import network_line
+from ..samples.table import SampleTable, only_windows, windows_of
+from ..steps.estimate import StepEstimate
+from ..steps.known_steps import KnownStep
+from ..steps.live import live_times
+from ..steps.model import FittedSteps
 from ..units import HOUR_S, format_count
-from ..workload import Goals, RunConfig
+from ..workload.config import RunConfig
+from ..workload.run_options import Goals
 from .answer import Answer, Modelled, measured_groups
 from .finish_line import ended_line, finish_line
 from .measured_steps import RunFit, fit_run, remaining_layout, running_config

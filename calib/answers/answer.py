@@ -5,29 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from ..advice import Candidate, Decision, Explanation, Plan
-from ..drift import WaitingReport
+from ..advice.decision import Decision
+from ..advice.explanation import Explanation
+from ..advice.planning import Candidate, Plan
+from ..drift.stragglers import WaitingReport
 from ..errors import CalibrationError
-from ..fit import Calibration
-from ..forecast import (
-    Ended,
-    Forecast,
-    MeasuredRun,
-    ModelForecast,
-    PredictedStep,
-    RemainingRun,
-    Throughput,
-    at_batch_size,
-    batch_size_at,
-    throughput,
-)
-from ..lint import Lint
+from ..fit.calibration import Calibration
+from ..forecast.batch_ratios import PredictedStep
+from ..forecast.evaluation import Ended
+from ..forecast.forecasts import Forecast
+from ..forecast.modelled import ModelForecast, at_batch_size, batch_size_at
+from ..forecast.rates import RemainingRun, Throughput, throughput
+from ..forecast.remaining_run import MeasuredRun
+from ..lint.linter import Lint
 from ..plain_json import JsonObject
-from ..records import Action, LoopRecord
-from ..samples import SampleTable
-from ..steps import StepEstimate
+from ..records.iso_times import Action
+from ..records.record_kinds import LoopRecord
+from ..samples.table import SampleTable
+from ..steps.estimate import StepEstimate
 from ..units import format_bytes, format_time
-from ..workload import GroupRole, RunConfig
+from ..workload.collectives import GroupRole
+from ..workload.config import RunConfig
 from .routing import MeasuredRouting
 from .run_end import RunEnd, forecast_json
 from .run_measurements import HookSummary, Overhead

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
-from ..forecast import Ended, Forecast
+from ..forecast.evaluation import Ended
+from ..forecast.forecasts import Forecast
 from ..units import HOUR_S, format_time
-from ..workload import Goals
+from ..workload.run_options import Goals
 
 _DAY_S = 24 * HOUR_S
 _WEEK_S = 7 * _DAY_S

@@ -6,30 +6,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..arguments import ASIDE, UNMODELLED_FACTOR, moves
-from ..fit import (
-    calibrate,
-    calibration_for_device,
-    combine_with_other,
-    is_processor,
-    measured_operators,
-)
-from ..forecast import PredictedStep, at_batch_size, batch_size_at, full_batch_size
-from ..network import network_prior
-from ..records import Cluster, StatedNodes
-from ..regressors import Z_90
-from ..samples import SampleTable
-from ..steps import (
-    BaseTimes,
-    FittedSteps,
-    KnownStep,
-    StepEstimate,
-    fit_steps,
-    launch_times,
-    live_times,
-    same_layout,
-)
-from ..workload import RunConfig
+from ..arguments.megatron_options import ASIDE, UNMODELLED_FACTOR, moves
+from ..fit.calibration import calibrate, calibration_for_device, combine_with_other
+from ..fit.measured_rows import measured_operators
+from ..fit.priors import is_processor
+from ..forecast.batch_ratios import PredictedStep
+from ..forecast.modelled import at_batch_size, batch_size_at, full_batch_size
+from ..network.systems import network_prior
+from ..records.cluster import Cluster, StatedNodes
+from ..regressors.robust import Z_90
+from ..samples.table import SampleTable
+from ..steps.base_times import BaseTimes
+from ..steps.estimate import StepEstimate
+from ..steps.known_steps import KnownStep, same_layout
+from ..steps.launches import launch_times
+from ..steps.live import live_times
+from ..steps.model import FittedSteps, fit_steps
+from ..workload.config import RunConfig
 from .routing import routed_s, with_measured_routing
 from .run_measurements import (
     Overhead,

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from ..arguments import masked_arguments, program_of
+from ..arguments.megatron_command import program_of
+from ..arguments.passed_on import masked_arguments
 from ..errors import ConfigError, RecordError
-from ..forecast import RunProgress
-from ..workload import Encoded, RunConfig, decode
+from ..forecast.remaining_run import RunProgress
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded, decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

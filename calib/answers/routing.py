@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ..samples import SampleTable
-from ..steps import FittedSteps
+from ..samples.table import SampleTable
+from ..steps.model import FittedSteps
 from ..units import format_frac
-from ..workload import RankLoad, RoutingSource, RunConfig, position, routing_source
-from ..workload import imbalance as imbalance_of
+from ..workload.config import RunConfig
+from ..workload.model_shape import RankLoad
+from ..workload.ranks import position
+from ..workload.routing import RoutingSource, routing_source
+from ..workload.routing import imbalance as imbalance_of
 
 _FAR = (2.0, 4.0)
 """Imbalances between which the slope is taken, beyond usual ones: published workloads have 1.3 to

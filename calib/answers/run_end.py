@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..advice import Decision, Reason, Rule
-from ..forecast import SCHEMA, Forecast
+from ..advice.decision import Decision, Reason, Rule
+from ..forecast.forecasts import SCHEMA, Forecast
 from ..plain_json import JsonObject
-from ..records import Action, DataLength, LoopRecord
-from ..workload import Goals
+from ..records.iso_times import Action
+from ..records.record_kinds import DataLength, LoopRecord
+from ..workload.run_options import Goals
 from .finish_line import finish_text
 
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..advice import MIN_STEPS
+from ..advice.decision import MIN_STEPS
 from ..errors import CalibrationError, check_ascending
-from ..forecast import DRIFT_FRAC, mean_estimate
-from ..memory import known_nbytes, memory_offset
-from ..regressors import Z_90
-from ..samples import SampleTable, mad_sigma, windows_of
+from ..forecast.forecasts import DRIFT_FRAC, mean_estimate
+from ..memory.devices import known_nbytes
+from ..memory.peak import memory_offset
+from ..regressors.robust import Z_90
+from ..samples.reduce import mad_sigma
+from ..samples.table import SampleTable, windows_of
 from ..units import format_frac
-from ..workload import GroupRole, OperatorKind, Phase
+from ..workload.collectives import GroupRole
+from ..workload.operators import OperatorKind, Phase
 from .routing import with_measured_routing
 
 ONE_STEP_SIGMA_LOG = 0.1

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from ..steps import Place, Slice, StepEstimate
-from ..timeline import MeasuredSpan, Span, TaskKind
+from ..steps.estimate import StepEstimate
+from ..steps.slices import Place, Slice
+from ..timeline.items import MeasuredSpan
+from ..timeline.programs import TaskKind
+from ..timeline.simulation import Span
 from ..units import format_time
-from ..workload import NAMED_CHOICES, encode_fields, layout_label
+from ..workload.choices import NAMED_CHOICES, layout_label
+from ..workload.config_json import encode_fields
 
 Event = dict[str, Any]
 _TICKS_PER_S = 8_000_000

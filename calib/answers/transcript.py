@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..advice import Candidate, Decision, Plan, Reason, Rule, odds_text, saving_text
-from ..fit import UNKNOWN_DEVICE, device_prior
-from ..forecast import PredictedStep, Throughput, peak_flop_per_s
-from ..layers import model_name
-from ..records import Action, action_text
+from ..advice.decision import Decision, Reason, Rule, odds_text, saving_text
+from ..advice.planning import Candidate, Plan
+from ..fit.priors import UNKNOWN_DEVICE, device_prior
+from ..forecast.batch_ratios import PredictedStep
+from ..forecast.rates import Throughput, peak_flop_per_s
+from ..layers.model_size import model_name
+from ..records.iso_times import Action, action_text
 from ..shell import printable, quoted
 from ..units import GIB, INDISTINGUISHABLE, format_bytes, format_frac, format_time
-from ..workload import RunConfig, layout_words
+from ..workload.choices import layout_words
+from ..workload.config import RunConfig
 from .run_measurements import HookSummary, Overhead
 
 PREFIX = "[forerun]"

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from ..advice import Candidate, Plan, changed, compare, unsupported_reason
-from ..arguments import apply_options, options
+from ..advice.axes import changed
+from ..advice.planning import Candidate, Plan, compare, unsupported_reason
+from ..arguments.megatron_args import apply_options, options
 from ..errors import ConfigError
-from ..steps import FittedSteps
-from ..workload import NAMED_CHOICES, Recompute, RunConfig, is_usually_split, takes_options
+from ..steps.model import FittedSteps
+from ..workload.choices import NAMED_CHOICES, is_usually_split
+from ..workload.config import Recompute, RunConfig, takes_options
 
 MOST_ROWS = 200
 """Limit of rows, so that a page stays within 200 kB."""

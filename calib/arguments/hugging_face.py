@@ -6,19 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import ConfigError
-from ..workload import (
-    VOCAB_MULTIPLE,
-    Arguments,
-    Batch,
-    Cadence,
-    ModelShape,
-    Parallelism,
-    Precision,
-    Recompute,
-    RunConfig,
-    Sharding,
-    at_least_one,
-)
+from ..workload.argument_values import Arguments
+from ..workload.config import VOCAB_MULTIPLE, Batch, Cadence, Precision, Recompute, RunConfig
+from ..workload.model_shape import ModelShape, at_least_one
+from ..workload.parallelism import Parallelism, Sharding
 from .hugging_face_shape import shape_of_keys, text_keys
 
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}

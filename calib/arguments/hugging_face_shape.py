@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from ..workload import (
+from ..workload.argument_values import Arguments
+from ..workload.model_shape import (
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
-    Arguments,
     Experts,
     LatentAttention,
     ModelShape,
@@ -22,7 +22,7 @@ from ..workload import (
     PositionEmbedding,
     at_least_one,
 )
-from .hugging_face_layers import (
+from ._hugging_face_layers import (
     LAYER_KEYS,
     experts_of_keys,
     layer_symbols,

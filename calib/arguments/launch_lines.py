@@ -20,17 +20,12 @@ from enum import Enum
 from itertools import compress
 
 from ..plain_json import JsonObject
-from ..records import Launch
+from ..records.run_values import Launch
 from ..shell import without_others
-from ..workload import (
-    CHOICES,
-    ArgumentValue,
-    Recompute,
-    RunConfig,
-    Sharding,
-    Values,
-    takes_options,
-)
+from ..workload.argument_values import ArgumentValue, Values
+from ..workload.choices import CHOICES
+from ..workload.config import Recompute, RunConfig, takes_options
+from ..workload.parallelism import Sharding
 from .launch_words import (
     AnnotatedWords,
     Blank,
@@ -318,7 +313,9 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     a variable that the user has to set; its value is never guessed.  An environment variable that
     no shell can set is left out and named in a note.
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> from dataclasses import replace
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import cycle, pairwise
 from pathlib import PurePath
 
-from ..records import Launch
+from ..records.run_values import Launch
 from ..shell import assigned, quoted, required
-from ..workload import Parallelism
+from ..workload.parallelism import Parallelism
 from .launchers import MODULES, leaves_tasks_open, ranks_of, with_tasks
 from .option_words import grouped, is_option, owners
 from .passed_on import MASK

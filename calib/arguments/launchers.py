@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ..workload import Parallelism, Values
+from ..workload.argument_values import Values
+from ..workload.parallelism import Parallelism
 from .megatron_options import NAMES
 from .option_words import options_of
 

@@ -7,26 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ..errors import ConfigError
-from ..workload import (
-    NAMED_CHOICES,
-    ArgumentValue,
-    AttentionWindow,
-    Batch,
-    Engine,
-    Experts,
-    ModelShape,
-    OpaqueLayer,
-    Parallelism,
-    RankLoad,
-    RunConfig,
-    Values,
-    name_of,
-    whole,
-    write_layout,
-)
-from .hybrid_pattern import PATTERN, write_pattern
+from ..workload.argument_values import ArgumentValue, Values, name_of, whole
+from ..workload.choices import NAMED_CHOICES
+from ..workload.config import Batch, RunConfig
+from ..workload.model_shape import AttentionWindow, Experts, ModelShape, OpaqueLayer, RankLoad
+from ..workload.parallelism import Engine, Parallelism
+from ..workload.pipeline_layout import write_layout
+from ._hybrid_pattern import PATTERN, write_pattern
+from ._megatron_model import default_ffn
+from ._megatron_settings import RECOMPUTE, SPLIT
 from .megatron_command import split_launcher
-from .megatron_model import default_ffn
 from .megatron_namespace import from_namespace
 from .megatron_options import (
     GROUPS,
@@ -38,7 +28,6 @@ from .megatron_options import (
     target_of,
 )
 from .megatron_rules import misplaced, required_values
-from .megatron_settings import RECOMPUTE, SPLIT
 from .megatron_values import as_given, as_options, layout_values, model_values
 from .option_words import option_words, options_of, sayings
 from .short_names import expand

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ..errors import ConfigError, UnreadError
-from ..workload import MOST, Arguments, RunConfig, Values, shown
-from .hybrid_pattern import PATTERN, RATIOS
+from ..workload.argument_values import Arguments, Values, shown
+from ..workload.config import RunConfig
+from ..workload.model_shape import MOST
+from ._hybrid_pattern import PATTERN, RATIOS
+from ._megatron_model import usual_vocab_size
 from .launchers import (
     GPUS_PER_NODE,
     MODULES,
@@ -20,7 +23,6 @@ from .launchers import (
     unmodelled_variables,
     variables_of,
 )
-from .megatron_model import usual_vocab_size
 from .megatron_namespace import from_namespace
 from .megatron_options import (
     ASIDE,

@@ -10,31 +10,23 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
-from ..memory import OFFLOADED_MODULES
-from ..workload import (
-    Arguments,
-    Attention,
-    Batch,
-    Cadence,
-    CheckpointForm,
-    Parallelism,
-    PipelineLayout,
-    Precision,
-    RunConfig,
-    read_fields,
-    whole,
-)
-from .hybrid_pattern import HybridPattern, segments_of, with_pattern
-from .megatron_model import model_shape
-from .megatron_options import unmodelled_settings
-from .megatron_settings import (
+from ..memory.activations import OFFLOADED_MODULES
+from ..workload.argument_fields import read_fields
+from ..workload.argument_values import Arguments, whole
+from ..workload.config import Attention, Batch, Cadence, CheckpointForm, Precision, RunConfig
+from ..workload.parallelism import Parallelism
+from ..workload.pipeline_layout import PipelineLayout
+from ._hybrid_pattern import HybridPattern, segments_of, with_pattern
+from ._megatron_model import model_shape
+from ._megatron_settings import (
     SETTINGS,
     chunks,
     fsdp_dtypes,
     is_in_8_bits,
     pipeline_layout,
 )
-from .torch_stacks import on_stack
+from ._torch_stacks import on_stack
+from .megatron_options import unmodelled_settings
 
 _OF_CADENCE = ("full_batch_size", "num_final_evals", "exit_interval")
 """Fields of ``Cadence`` that only a namespace says."""

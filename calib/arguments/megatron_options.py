@@ -8,25 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError
-from ..records import read_package_json
-from ..workload import (
-    Argument,
-    Arguments,
-    ArgumentValue,
-    Batch,
-    Cadence,
-    Experts,
-    LatentAttention,
-    ModelShape,
-    Parallelism,
-    RunConfig,
-    arguments_of,
-    is_true,
-    name_of,
-    shown,
-)
-from .megatron_model import OF_MODEL
-from .megatron_settings import OF_RUN, SETTINGS
+from ..records.files import read_package_json
+from ..workload.argument_fields import Argument, arguments_of
+from ..workload.argument_values import Arguments, ArgumentValue, is_true, name_of, shown
+from ..workload.config import Batch, Cadence, RunConfig
+from ..workload.model_shape import Experts, LatentAttention, ModelShape
+from ..workload.parallelism import Parallelism
+from ._megatron_model import OF_MODEL
+from ._megatron_settings import OF_RUN, SETTINGS
 from .option_words import options_of
 
 NAMES = read_package_json(__package__, "megatron_names.json")

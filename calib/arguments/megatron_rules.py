@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from ..memory import OFFLOADED_MODULES
-from ..workload import (
-    Attention,
-    Dispatcher,
-    Engine,
-    Fp8Recipe,
-    Precision,
-    Recompute,
-    RunConfig,
-    Sharding,
-    Values,
-)
-from .megatron_settings import is_fsdp2
+from ..memory.activations import OFFLOADED_MODULES
+from ..workload.argument_values import Values
+from ..workload.config import Attention, Fp8Recipe, Precision, Recompute, RunConfig
+from ..workload.model_shape import Dispatcher
+from ..workload.parallelism import Engine, Sharding
+from ._megatron_settings import is_fsdp2
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
@@ -36,7 +29,9 @@ _BLACKWELL_NAMES = ("B200", "B300", "GB200", "GB300", "B100", "RTX PRO")
 def refusals(config: RunConfig) -> tuple[str, ...]:
     """Return the reasons why Megatron refuses this layout, one clause each; empty if it accepts it.
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> refusals(RunConfig(model=gpt, parallelism=Parallelism(tp=2, overlaps_tp=True),

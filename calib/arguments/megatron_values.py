@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..workload import RunConfig, Values, option_of, written_fields
-from .megatron_model import OF_MODEL
+from ..workload.argument_fields import written_fields
+from ..workload.argument_values import Values, option_of
+from ..workload.config import RunConfig
+from ._megatron_model import OF_MODEL
+from ._megatron_settings import OF_RUN, OF_STATE, OF_WORK, SHARDING, is_fsdp2
 from .megatron_options import GROUPS, OPTIONS, STATED, SWITCHES
-from .megatron_settings import OF_RUN, OF_STATE, OF_WORK, SHARDING, is_fsdp2
 from .option_words import option_words
 
 

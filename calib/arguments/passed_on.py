@@ -11,8 +11,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from ..records import read_package_json
-from ..workload import name_of
+from ..records.files import read_package_json
+from ..workload.argument_values import name_of
 from .megatron_command import split_launcher
 from .megatron_options import LISTS, is_known
 from .option_words import owners, sayings

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
-from ..workload import NAMED_CHOICES, AxisValue, RunConfig, choice, shown
+from ..workload.argument_values import shown
+from ..workload.choices import NAMED_CHOICES, AxisValue, choice
+from ..workload.config import RunConfig
 from .option_words import option_words, options_of
 
 _BY_NAME = {name: one for one in NAMED_CHOICES for name in one.names}

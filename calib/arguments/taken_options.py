@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from ..workload import RunConfig, Values, name_of
+from ..workload.argument_values import Values, name_of
+from ..workload.config import RunConfig
+from ._megatron_settings import SETTINGS
 from .megatron_options import GROUPS
 from .megatron_rules import required_values
-from .megatron_settings import SETTINGS
 from .megatron_values import as_options, layout_values
 
 TRANSFORMER_ENGINE = "transformer_engine"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..errors import ConfigError
-from ..workload import TORCHTITAN, shown, whole, write_layout
+from ..workload.argument_values import shown, whole
+from ..workload.config import TORCHTITAN
+from ..workload.pipeline_layout import write_layout
 from .option_words import options_of
 
 _NAMES: Mapping[str, str] = {

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
-from ..answers import CPU_SESSION_SIGMA_LOG, ONE_STEP_SIGMA_LOG, SESSION_SIGMA_LOG
-from ..drift import Cause, CauseKind
-from ..forecast import CPU_DRIFT_FRAC, DRIFT_FRAC, mean_estimate
-from ..samples import MEDIAN_OVER_MEAN
+from ..answers.measured_steps import CPU_SESSION_SIGMA_LOG, SESSION_SIGMA_LOG
+from ..answers.run_measurements import ONE_STEP_SIGMA_LOG
+from ..drift.attribution import Cause, CauseKind
+from ..forecast.forecasts import CPU_DRIFT_FRAC, DRIFT_FRAC, mean_estimate
+from ..samples.reduce import MEDIAN_OVER_MEAN
 from ..units import format_frac, format_time
-from ..workload import Encoded
-from .settings import SettingChange
+from ..workload.config_json import Encoded
+from ._settings import SettingChange
 
 Floats = NDArray[np.float64]
 

@@ -10,18 +10,22 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from ..advice import changed, single_choices
+from ..advice.axes import changed, single_choices
 from ..errors import CalibrationError, ConfigError
-from ..fit import device_prior
-from ..forecast import peak_flop_per_s, throughput
-from ..layers import model_flop_per_token, model_name
-from ..network import bus_factor
-from ..records import StepRow
-from ..samples import SampleTable
-from ..steps import FittedSteps, same_layout, similarity
+from ..fit.priors import device_prior
+from ..forecast.rates import peak_flop_per_s, throughput
+from ..layers.model_size import model_flop_per_token, model_name
+from ..network.groups import bus_factor
+from ..records.step_rows import StepRow
+from ..samples.table import SampleTable
+from ..steps.known_steps import same_layout, similarity
+from ..steps.model import FittedSteps
 from ..units import MIB, format_frac
-from ..workload import AXES, Collective, Encoded, Fp8Recipe, RunConfig, axis_value, encode
-from .settings import SettingChange, leaf_texts, part_of, setting_name
+from ..workload.choices import AXES, axis_value
+from ..workload.collectives import Collective
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.config_json import Encoded, encode
+from ._settings import SettingChange, leaf_texts, part_of, setting_name
 
 _LEAST = 3
 """Fewest similar rows; with less, the criteria are relaxed."""

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from ..forecast import mean_estimate
-from ..samples import MEDIAN_OVER_MEAN, SampleTable
-from ..timeline import TERM_TEXTS, Term, term_of
-from ..workload import GroupRole, OperatorKind, Phase
+from ..forecast.forecasts import mean_estimate
+from ..samples.reduce import MEDIAN_OVER_MEAN
+from ..samples.table import SampleTable
+from ..timeline.terms import TERM_TEXTS, Term, term_of
+from ..workload.collectives import GroupRole
+from ..workload.operators import OperatorKind, Phase
 
 ALL_ELSE = "all else"
 _PASSES = {Phase.FORWARD: "forward-compute", Phase.BACKWARD: "backward-compute"}

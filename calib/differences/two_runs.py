@@ -9,10 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..drift import find_causes, waiting_report
+from ..drift.attribution import find_causes
+from ..drift.stragglers import waiting_report
 from ..errors import CalibrationError
-from ..forecast import batch_size_at
-from ..samples import SampleTable
+from ..forecast.modelled import batch_size_at
+from ..samples.table import SampleTable
+from ._settings import Part, SettingChange, Settings, setting_changes
 from .levels import (
     Basis,
     Difference,
@@ -24,7 +26,6 @@ from .levels import (
     estimate_repeat_sigma_log,
     log_level,
 )
-from .settings import Part, SettingChange, Settings, setting_changes
 from .terms import (
     ALL_ELSE,
     Scatter,

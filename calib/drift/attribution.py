@@ -19,17 +19,11 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from ..samples import (
-    MAD_EFFICIENCY,
-    MEDIAN_OVER_MEAN,
-    RankCompute,
-    SampleTable,
-    mad_sigma,
-    median_error_log,
-    newest_rank_compute,
-)
+from ..samples.rank_compute import RankCompute, newest_rank_compute
+from ..samples.reduce import MAD_EFFICIENCY, MEDIAN_OVER_MEAN, mad_sigma, median_error_log
+from ..samples.table import SampleTable
 from ..units import format_frac, format_ranks, format_time
-from ..workload import Encoded
+from ..workload.config_json import Encoded
 
 Floats = NDArray[np.float64]
 

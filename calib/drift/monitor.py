@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from ..samples import MEDIAN_OVER_MEAN, SampleTable, mad_sigma, only_windows
+from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
+from ..samples.table import SampleTable, only_windows
 from ..units import format_frac, format_time
-from ..workload import Encoded
+from ..workload.config_json import Encoded
 from .attribution import Cause, find_causes, find_group_causes
 
 _MOST_LEVELS = 100

@@ -23,19 +23,19 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 from ..errors import CalibrationError, ConfigError
-from ..regressors import Z_90
-from ..samples import (
-    MAD_EFFICIENCY,
-    RankCompute,
-    SampleTable,
-    mad_sigma,
-    median_error_log,
-    median_of_others,
-    newest_rank_compute,
-)
-from ..timeline import Pipeline, pipeline_costs, pipeline_of, simulate_long
+from ..regressors.robust import Z_90
+from ..samples.rank_compute import RankCompute, newest_rank_compute
+from ..samples.reduce import MAD_EFFICIENCY, mad_sigma, median_error_log, median_of_others
+from ..samples.table import SampleTable
+from ..timeline.compiled import pipeline_of
+from ..timeline.evaluation import simulate_long
+from ..timeline.graph import pipeline_costs
+from ..timeline.programs import Pipeline
 from ..units import format_frac, format_ranks, format_time
-from ..workload import Encoded, OperatorKind, RunConfig, position
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
+from ..workload.operators import OperatorKind
+from ..workload.ranks import position
 
 Places = NDArray[np.int64]
 FORWARD_FRAC = 1 / 3

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload import Operator, OperatorKind, Phase
+from ..workload.operators import Operator, OperatorKind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

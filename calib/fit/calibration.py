@@ -12,30 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
-from ..network import (
-    CollectiveModel,
-    Group,
-    Measured,
-    Transfers,
-    canonical,
-    fit_collectives,
-    group_of,
-    known_network,
-    link_figures,
-)
-from ..records import Cluster
-from ..regressors import UNMEASURED_SIGMA_LOG, Estimate
-from ..workload import CollectiveCall, Operator, OperatorKind, Phase
+from ..network.cluster import known_network, link_figures
+from ..network.collective_times import CollectiveModel, Transfers, fit_collectives
+from ..network.groups import Group, Measured, canonical, group_of
+from ..records.cluster import Cluster
+from ..regressors.estimate import Estimate
+from ..regressors.robust import UNMEASURED_SIGMA_LOG
+from ..workload.collectives import CollectiveCall
+from ..workload.operators import Operator, OperatorKind, Phase
+from ._device_transfer import transfer_to_device
+from ._sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
 from .batches import Timed, batch_of
-from .device_transfer import transfer_to_device
 from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, Prediction, fit_machine
 from .priors import device_prior, is_processor
-from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
 
 if TYPE_CHECKING:
-    from ..samples import SampleTable
+    from ..samples.table import SampleTable
 
 Floats = NDArray[np.float64]
 Key = tuple[OperatorKind, Phase]

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload import CollectiveCall, Operator
+from ..workload.collectives import CollectiveCall
+from ..workload.operators import Operator
 
 
 class Source(Enum):

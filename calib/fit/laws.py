@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
-from ..workload import Operator, OperatorKind, Phase
+from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import ShapeBatch, batch_of
 from .operator_kinds import KINDS, Columns, OperatorFamily, WorkKind, on_processor
 
@@ -59,7 +59,7 @@ def columns(batch: ShapeBatch, num_units: int | None = None) -> Columns:
     None counts the bare work. Raises ``CalibrationError`` if the number of sizes does not match the
     kind.
 
-    >>> from ..workload import Phase
+    >>> from ..workload.operators import Phase
     >>> fc1 = Operator(kind=OperatorKind.LINEAR_FC1, phase=Phase.FORWARD, shape=(256, 512, 2048),
     ...                element_nbytes=2)
     >>> launches, flop, nbytes = columns(batch_of([fc1])).totals()[0]

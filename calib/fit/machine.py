@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from ..regressors import (
+from ..regressors.robust import (
     SAMPLE_SIGMA_LOG,
     STUDENT_90,
     UNMEASURED_SIGMA_LOG,
@@ -22,15 +22,15 @@ from ..regressors import (
     robust_minimum,
     shrunk_sigma_log,
 )
-from ..workload import OperatorKind, Phase
+from ..workload.operators import OperatorKind, Phase
+from ._outliers import Refusal, refuse
+from ._pools import PoolModel, Residual, fit_pool
+from ._rates import Rates
 from .batches import ShapeBatch, Timed, spread_rows
 from .laws import Ceilings, OperatorFamily, columns, family, least_s
 from .operator_kinds import KINDS, Columns, WorkKind
-from .outliers import Refusal, refuse
-from .pools import PoolModel, Residual, fit_pool
 from .priors import DevicePrior, device_prior
 from .rate_priors import RATE_SIGMA_LOG, RatePrior, rates_prior
-from .rates import Rates
 
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG
@@ -397,7 +397,7 @@ class FittedLaw:
         The sum fits measured products better than the maximum, above all in the backward phase.
 
         >>> from .batches import batch_of
-        >>> from ..workload import Operator
+        >>> from ..workload.operators import Operator
         >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(1000, 1000),
         ...                 element_nbytes=4)
         >>> law = FittedLaw(ceilings=Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5))

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..network import Measured, num_nodes
-from ..regressors import Estimate
-from ..samples import SampleTable, median_error_log, parse_shape, shape_text, smooth_over_neighbours
-from ..workload import Collective, CollectiveCall, GroupRole, Operator, OperatorKind, Phase
+from ..network.groups import Measured, num_nodes
+from ..regressors.estimate import Estimate
+from ..samples.columns import parse_shape, shape_text
+from ..samples.neighbours import smooth_over_neighbours
+from ..samples.reduce import median_error_log
+from ..samples.table import SampleTable
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload.operators import Operator, OperatorKind, Phase
 
 AGE_FACTOR = 0.7
 """Ratio of a window's weight to that of the next one: old rows count less and are never dropped."""

@@ -14,7 +14,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload import OperatorKind, Phase
+from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch
 
 Vector = NDArray[np.float64]
@@ -85,7 +85,7 @@ SHARD_UNIT_LAUNCHES = 300.0
 """Host launches that FSDP2 adds to one pass of a unit: 230 to 310 us forward, 310 to 430 us
 backward (units of 4 and of 10 tensors, one rank, as above)."""
 HOST_UPDATE_NBYTES = 3000.0
-"""Bytes that an H100 moves while its share of a host updates one parameter (``steps/scales``): 28
+"""Bytes that an H100 moves while its share of a host updates one parameter (``steps/_scales``): 28
 bytes at 38 GB/s and 8 at 50, times 3.35 TB/s."""
 _LINEAR_LAUNCHES = 7
 """Eager calls around a product in Megatron's linear layer, forward."""

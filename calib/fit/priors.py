@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..network import NetworkPrior, network_prior, with_domains_as_nodes
+from ..network.cluster import with_domains_as_nodes
+from ..network.systems import NetworkPrior, network_prior
 from .laws import Ceilings
 
 _ATTAINABLE_FRAC = 0.75

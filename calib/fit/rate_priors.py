@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import read_package_json
-from ..regressors import PRIOR_WEIGHT, Z_90
-from ..workload import OperatorKind, Phase
+from ..records.files import read_package_json
+from ..regressors.robust import PRIOR_WEIGHT, Z_90
+from ..workload.operators import OperatorKind, Phase
+from ._rates import Rates
 from .batches import ShapeBatch
 from .laws import Ceilings, OperatorFamily, columns, family
 from .operator_kinds import WorkKind
 from .priors import YEARS_A_STEP, DevicePrior, Generation, device_prior
-from .rates import Rates
 
 FILE = "priors.json"
 _LAUNCH_S = 1e-6

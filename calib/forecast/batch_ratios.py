@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import check_ascending
-from ..regressors import Estimate
-from ..steps import FittedSteps, StepEstimate
-from ..workload import RunConfig
+from ..regressors.estimate import Estimate
+from ..steps.estimate import StepEstimate
+from ..steps.model import FittedSteps
+from ..workload.config import RunConfig
 
 RATIO_SIGMA_LOG = 0.01
 """Error of the schedule in a ratio of two steps of one layout, per factor of 2 in size."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import RecordError
 from ..plain_json import Json
-from ..workload import Encoded
+from ..workload.config_json import Encoded
 
 if TYPE_CHECKING:
     from .forecasts import Forecast

@@ -15,8 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
 from ..errors import CalibrationError, check_ascending
-from ..regressors import Z_90, Estimate
-from ..workload import Encoded
+from ..regressors.estimate import Estimate
+from ..regressors.robust import Z_90
+from ..workload.config_json import Encoded
 
 SCHEMA = 1
 DRIFT_FRAC = 0.01

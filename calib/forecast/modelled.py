@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..memory import memory
-from ..regressors import Estimate
-from ..steps import FittedSteps, StepEstimate
-from ..timeline import Part
-from ..workload import RunConfig
+from ..memory.peak import memory
+from ..regressors.estimate import Estimate
+from ..steps.estimate import StepEstimate
+from ..steps.model import FittedSteps
+from ..timeline.items import Part
+from ..workload.config import RunConfig
 from .batch_ratios import BatchRatio, model_ratios
 from .remaining_schedule import BatchLevel, ramp_levels, schedule_levels, step_groups
 

@@ -12,10 +12,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import ConfigError
-from ..fit import UNKNOWN_DEVICE, OperatorFamily, device_prior, family, work
-from ..layers import model_flop_per_token, stage_operators
+from ..fit.laws import family, work
+from ..fit.operator_kinds import OperatorFamily
+from ..fit.priors import UNKNOWN_DEVICE, device_prior
+from ..layers.model_size import model_flop_per_token
+from ..layers.stage_work import stage_operators
 from ..units import HOUR_S, format_count, format_frac
-from ..workload import Batch, Encoded, Fp8Recipe, OperatorCount, Parallelism, Recompute, RunConfig
+from ..workload.config import Batch, Fp8Recipe, Recompute, RunConfig
+from ..workload.config_json import Encoded
+from ..workload.operators import OperatorCount
+from ..workload.parallelism import Parallelism
 
 if TYPE_CHECKING:  # forecasts import SciPy, which a plan does not need
     from .forecasts import Forecast
@@ -97,7 +103,9 @@ def peak_flop_per_s(config: RunConfig) -> float | None:
     It is never the figure with sparsity, which is twice as high on A100 and later.  None for a CPU
     or an unknown device.
 
-    >>> from ..workload import Batch, ModelShape, Parallelism, Precision
+    >>> from ..workload.config import Batch, Precision
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> shape = ModelShape(num_layers=1, hidden_size=64, ffn_hidden_size=256, vocab_size=128,
     ...     num_attention_heads=1, num_query_groups=1, kv_channels=64, seq_length=16)
     >>> one = RunConfig(model=shape, parallelism=Parallelism(), precision=Precision.BF16,

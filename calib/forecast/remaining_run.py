@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..regressors import Estimate
-from ..samples import SampleTable
+from ..regressors.estimate import Estimate
+from ..samples.table import SampleTable
 from ..units import HOUR_S
-from ..workload import Goals, RunConfig
+from ..workload.config import RunConfig
+from ..workload.run_options import Goals
 from .batch_ratios import BatchRatio, measured_ratios
 from .forecasts import (
     CPU_DRIFT_FRAC,

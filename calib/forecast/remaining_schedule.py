@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from ..workload import Cadence
+from ..workload.config import Cadence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

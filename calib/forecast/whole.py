@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import ConfigError
-from ..steps import FittedSteps
+from ..steps.model import FittedSteps
 from ..units import DAY_S, HOUR_S, format_count
-from ..workload import Encoded, RunConfig
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 from .modelled import batch_levels, model_forecast
 from .remaining_schedule import POWERS, BatchLevel, remaining_schedule, step_groups
 

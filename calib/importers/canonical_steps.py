@@ -17,10 +17,16 @@ from typing import Any
 
 import pandas as pd
 
-from ..arguments import LISTS, ArgumentTable, from_namespace, is_known, layout_values, model_values
+from ..arguments.megatron_namespace import from_namespace
+from ..arguments.megatron_options import LISTS, ArgumentTable, is_known
+from ..arguments.megatron_values import layout_values, model_values
 from ..errors import CalibrationError, ConfigError
-from ..records import CREATED, Cluster, SkippedRow, StepKind, StepRow, StepTable, Trait
-from ..workload import Engine, Experts, Parallelism, Precision, RunConfig, Sharding
+from ..records.cluster import Cluster
+from ..records.files import CREATED
+from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
+from ..workload.config import Precision, RunConfig
+from ..workload.model_shape import Experts
+from ..workload.parallelism import Engine, Parallelism, Sharding
 from .canonical_tables import unknown_table_error
 
 Text = Callable[..., str]

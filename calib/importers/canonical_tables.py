@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from ..errors import CalibrationError, ConfigError
-from ..fit import KINDS
-from ..workload import Collective, Phase
+from ..fit.operator_kinds import KINDS
+from ..workload.collectives import Collective
+from ..workload.operators import Phase
 
 OPERATOR_COLUMNS = (
     "device",

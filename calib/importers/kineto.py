@@ -24,7 +24,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import ConfigError, RecordError
-from ..records import (
+from ..records.kineto_trace import (
     KERNEL,
     SHAPES,
     TracedWork,
@@ -35,7 +35,8 @@ from ..records import (
     operations_by_thread,
 )
 from ..units import NS_PER_S
-from ..workload import Collective, OperatorKind, Phase
+from ..workload.collectives import Collective
+from ..workload.operators import OperatorKind, Phase
 from .canonical_tables import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, RANK_COLUMNS, element_nbytes
 from .kineto_origins import (
     NODE,

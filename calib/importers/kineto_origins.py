@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..records import (
+from ..records.kineto_trace import (
     CPU_OP,
     KERNEL,
     MESSAGE_OP,
@@ -39,7 +39,8 @@ from ..records import (
     kernel_collective,
 )
 from ..units import NS_PER_S, format_frac, format_time
-from ..workload import Collective, Phase
+from ..workload.collectives import Collective
+from ..workload.operators import Phase
 
 NODE = "autograd::engine::evaluate_function: "
 SEQUENCE = "Sequence number"

@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RecordError
-from ..network import bus_factor
+from ..network.groups import bus_factor
 from ..plain_json import parse_json
-from ..workload import Collective
+from ..workload.collectives import Collective
 from .canonical_tables import COLLECTIVE_COLUMNS, MICROSECOND_S, RANK_COLUMNS
 
 _VERSIONS = ("v4.0", "v4.1", "v4.2", "v4.3")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from ..errors import RecordError
-from ..network import bus_factor
-from ..workload import Collective
+from ..network.groups import bus_factor
+from ..workload.collectives import Collective
 from .canonical_tables import COLLECTIVE_COLUMNS, MICROSECOND_S
 
 _PROGRAMS = {

@@ -17,7 +17,7 @@ from statistics import median
 
 from ..errors import RecordError
 from ..units import format_time
-from ..workload import ArgumentValue, option_of, shown
+from ..workload.argument_values import ArgumentValue, option_of, shown
 
 MAX_LINE_LENGTH = 4000
 """Longer lines are skipped: none of steps is so long, and a search in one could take for ever."""

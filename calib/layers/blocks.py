@@ -16,28 +16,18 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ..workload import (
+from ..workload.argument_values import QuickEnum
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPass, Placement
+from ..workload.config import Fp8Recipe, Recompute, RunConfig, switch_values
+from ..workload.model_shape import (
     ATTENTION_SYMBOLS,
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
-    Collective,
-    CollectiveUse,
-    Fp8Recipe,
-    GroupRole,
     ModelShape,
     OpaqueLayer,
-    Operator,
-    OperatorCount,
-    OperatorKind,
-    OtherPass,
-    Phase,
-    Placement,
-    QuickEnum,
-    Recompute,
-    RunConfig,
-    switch_values,
 )
-from .dense import (
+from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
+from ._dense import (
     attention_module,
     embedding_module,
     head_module,
@@ -46,7 +36,7 @@ from .dense import (
     opaque_module,
     residual_module,
 )
-from .experts import expert_modules, overlaps_expert_exchange
+from ._experts import expert_modules, overlaps_expert_exchange
 from .layer_modules import (
     LayerModule,
     Shaped,

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..workload import Parallelism, RunConfig
+from ..workload.config import RunConfig
+from ..workload.parallelism import Parallelism
 from .blocks import BlockCount, BufferKey, chunk_blocks
 from .tensors import START_ALIGNMENT, Strip
 

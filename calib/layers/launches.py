@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..workload import Dispatcher, RunConfig
+from ..workload.config import RunConfig
+from ..workload.model_shape import Dispatcher
 from .blocks import EXPERT_KINDS, LAYER_KINDS, Block, BlockKind
 
 _DENSE = {"attn": 0.6, "mlp": 0.4}
@@ -35,7 +36,9 @@ def replayed_frac(config: RunConfig, kind: BlockKind) -> float:
     A graph of the whole iteration replays everything; graphs of layers replay each layer, or the
     modules in their scope (``--cuda-graph-scope`` of Megatron-LM core_v0.16.1).
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> config = RunConfig(model=gpt, parallelism=Parallelism(), uses_cuda_graphs=True,

@@ -9,19 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from ..workload import (
-    Collective,
-    CollectiveCall,
-    CollectiveUse,
-    Engine,
-    Fp8Recipe,
-    GroupRole,
-    Normalization,
-    OperatorKind,
-    Placement,
-    RunConfig,
-    group_call,
-)
+from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.model_shape import Normalization
+from ..workload.operators import OperatorKind
+from ..workload.parallelism import Engine
+from ..workload.ranks import group_call
 from .tensors import ParameterTensor
 
 Shaped = tuple[OperatorKind, tuple[int, ...], int]

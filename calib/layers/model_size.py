@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..workload import (
+from ..workload.config import Batch, RunConfig
+from ..workload.model_shape import (
     ATTENTION_SYMBOLS,
     EXPERTS_SYMBOL,
     MLP_SYMBOL,
-    Batch,
     Experts,
     LatentAttention,
     ModelShape,
-    Parallelism,
-    RunConfig,
 )
+from ..workload.parallelism import Parallelism
 from .stage_work import stage_parameters
 
 _NAMES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-from ..workload import Recompute, RunConfig
+from ..workload.config import Recompute, RunConfig
 
 WITHIN_MOE = frozenset({"moe_act", "shared_experts"})
 """Modules inside ``moe``."""
@@ -28,7 +28,9 @@ class RecomputeOption:
     def from_config(config: RunConfig) -> RecomputeOption:
         """Return the recompute setting of a layout.
 
-        >>> from ..workload import Batch, ModelShape, Parallelism
+        >>> from ..workload.config import Batch
+        >>> from ..workload.model_shape import ModelShape
+        >>> from ..workload.parallelism import Parallelism
         >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, kv_channels=16,
         ...     num_attention_heads=4, num_query_groups=4, seq_length=64, vocab_size=128)
         >>> run = RunConfig(model=gpt, parallelism=Parallelism(), recompute=Recompute.SELECTIVE,

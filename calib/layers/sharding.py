@@ -9,15 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from ..workload import (
-    Collective,
-    CollectiveUse,
-    Fp8Recipe,
-    GroupRole,
-    Placement,
-    RunConfig,
-    group_call,
-)
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.ranks import group_call
 from .layer_modules import between_ranks, transfer
 from .tensors import ParameterTensor
 

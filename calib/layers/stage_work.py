@@ -6,22 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
-from ..workload import (
-    Collective,
-    CollectiveCall,
-    CollectiveUse,
-    GroupRole,
-    Operator,
-    OperatorCount,
-    OperatorKind,
-    Parallelism,
-    Phase,
-    Placement,
-    RunConfig,
-    group,
-    group_call,
-    optimizer_operator,
-)
+from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase, optimizer_operator
+from ..workload.parallelism import Parallelism
+from ..workload.ranks import group, group_call
 from .blocks import BlockCount, chunk_blocks
 from .buckets import Bucket, buckets, num_shards
 from .layer_modules import between_ranks, hidden_nbytes, transfer

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ..arguments import refusals, unsupported_options_reason
+from ..arguments.megatron_rules import refusals
+from ..arguments.taken_options import unsupported_options_reason
 from ..shell import quoted
-from ..workload import Encoded, takes_options
-from . import host_rules, option_rules, variable_rules
-from .gain import LEAST_MEMORY_FRAC, Gain
+from ..workload.config import takes_options
+from ..workload.config_json import Encoded
+from . import _host_rules as host_rules
+from . import _option_rules as option_rules
+from . import _variable_rules as variable_rules
+from ._gain import LEAST_MEMORY_FRAC, Gain
 from .rule import Harm, Remedy, Rule, StatedLaunch
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from ..advice import Candidate, compare
-from ..forecast import FEW_SIGMA_LOG, ModelForecast, model_forecast
-from ..memory import Verdict
-from ..regressors import Estimate
-from ..steps import FittedSteps
-from ..workload import RunConfig
-from .gain import Gain
+from ..advice.planning import Candidate, compare
+from ..forecast.modelled import ModelForecast, model_forecast
+from ..forecast.remaining_run import FEW_SIGMA_LOG
+from ..memory.peak import Verdict
+from ..regressors.estimate import Estimate
+from ..steps.model import FittedSteps
+from ..workload.config import RunConfig
+from ._gain import Gain
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

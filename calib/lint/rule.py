@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ..arguments import (
-    TRANSFORMER_ENGINE,
-    options_of,
-    split_launcher,
-    split_variables,
-    variables_of,
-)
-from ..records import read_package_json
-from ..workload import RunConfig
-from .gain import Gain
+from ..arguments.launchers import split_variables, variables_of
+from ..arguments.megatron_command import split_launcher
+from ..arguments.option_words import options_of
+from ..arguments.taken_options import TRANSFORMER_ENGINE
+from ..records.files import read_package_json
+from ..workload.config import RunConfig
+from ._gain import Gain
 
 if TYPE_CHECKING:
     from .pricing import Pricing

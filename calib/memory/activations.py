@@ -13,18 +13,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..layers import EXPERT_KINDS, BlockKind, opaque_of
-from ..workload import (
-    ContextComm,
-    Engine,
-    Fp8Recipe,
-    Normalization,
-    PositionEmbedding,
-    Recompute,
-    RunConfig,
-    imbalance,
-    imbalance_over_layers,
-)
+from ..layers.blocks import EXPERT_KINDS, BlockKind, opaque_of
+from ..workload.config import Fp8Recipe, Recompute, RunConfig
+from ..workload.model_shape import Normalization, PositionEmbedding
+from ..workload.parallelism import ContextComm, Engine
+from ..workload.routing import imbalance, imbalance_over_layers
 
 OFFLOADED_MODULES = frozenset(
     {

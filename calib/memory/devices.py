@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError
 from ..units import MIB
-from ..workload import shown
+from ..workload.argument_values import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

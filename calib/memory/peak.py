@@ -14,7 +14,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..workload import Encoded, LayoutTable, Precision, RunConfig
+from ..workload.config import Precision, RunConfig
+from ..workload.config_json import Encoded
+from ..workload.layout_table import LayoutTable
 from .pipelines import overhead_nbytes, pipelines
 
 FITS_PROBABILITY = 0.9

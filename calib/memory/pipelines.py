@@ -7,11 +7,14 @@ from operator import attrgetter
 
 import numpy as np
 
-from ..layers import RecomputeOption, layer_kind, num_shards
-from ..workload import Ints, LayoutTable, RunConfig, all_but
-from .module_memory import SPLIT_FIELDS, Modules
-from .stage_memory import Pipeline, largest
-from .states import Floats, optimizer_nbytes, sharding_key, state_bytes
+from ..layers.blocks import layer_kind
+from ..layers.buckets import num_shards
+from ..layers.recompute import RecomputeOption
+from ..workload.config import RunConfig
+from ..workload.layout_table import Ints, LayoutTable, all_but
+from ._module_memory import SPLIT_FIELDS, Modules
+from ._stage_memory import Pipeline, largest
+from ._states import Floats, optimizer_nbytes, sharding_key, state_bytes
 
 CONTEXT_NBYTES = 400 * 1024**2
 """Context of an accelerator, outside the allocator: 0.3 to 0.5 GB (okoge, 2025)."""

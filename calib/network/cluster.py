@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..records import Cluster, GpuInterconnect, Origin, SeenNode, StatedNodes
-from ..workload import Operator, Phase
+from ..records.cluster import Cluster, GpuInterconnect, Origin, SeenNode, StatedNodes
+from ..workload.operators import Operator, Phase
+from ._topology import CARD_RATE, NODE_RATE, Topology
 from .nccl_tuner import Algorithm, Architecture, LinkClass, Protocol, Wire
 from .systems import REACHED_FRAC, NetworkPrior, network_prior
-from .topology import CARD_RATE, NODE_RATE, Topology
 
 _GIGA = 1e9
 LINK_SIGMA_LOG = 0.3
@@ -62,7 +62,7 @@ def host_copy_s(operator: Operator, device: str) -> float:
     """Return the seconds of one copy: to the host's memory in the forward, out of it in the
     backward.
 
-    >>> from ..workload import OperatorKind
+    >>> from ..workload.operators import OperatorKind
     >>> copy = Operator(kind=OperatorKind.HOST_COPY, phase=Phase.FORWARD, shape=(10**9,),
     ...     element_nbytes=1)
     >>> [round(1e3 * host_copy_s(copy, name), 1) for name in ("NVIDIA H100", "NVIDIA GH200")]

@@ -19,10 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import Z_90, clip_residuals, drawn_sigma_log, shrunk_sigma_log
-from ..workload import Collective, CollectiveCall, GroupRole
-from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
-from .extrapolation import (
+from ..regressors.robust import Z_90, clip_residuals, drawn_sigma_log, shrunk_sigma_log
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ._extrapolation import (
     against_ring_frac,
     extrapolated_log_time,
     is_comparable,
@@ -30,6 +29,8 @@ from .extrapolation import (
     link_bytes_per_s,
     same_chunk_nbytes,
 )
+from ._topology import Rate, fit_topology
+from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .groups import (
     OTHER_OCTAVES,
     PAIRS,
@@ -46,7 +47,6 @@ from .groups import (
 from .nccl_tuner import LinkClass, TunedTime
 from .once_per_node import as_all_to_all, unmeasured_exchange_s
 from .systems import LATENCY_SIGMA_LOG, NetworkPrior
-from .topology import Rate, fit_topology
 
 Vector = NDArray[np.float64]
 _OPEN_SIGMA_LOG = 1.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors import SAMPLE_SIGMA_LOG, first_minimum
+from ..regressors.robust import SAMPLE_SIGMA_LOG, first_minimum
 
 Vector = NDArray[np.float64]
 _ITERATIONS = 40

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..regressors import Estimate
-from ..workload import Collective, CollectiveCall, GroupRole
+from ..regressors.estimate import Estimate
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
 
 OTHER_OCTAVES = 1.0
 """Distance of another collective, role or machine: that of twice the ranks."""

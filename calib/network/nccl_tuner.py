@@ -16,10 +16,10 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import GpuInterconnect
-from ..workload import Collective
+from ..records.cluster import GpuInterconnect
+from ..workload.collectives import Collective
+from ._topology import Topology
 from .groups import Group
-from .topology import Topology
 
 Vector = NDArray[np.float64]
 _US = 1e-6

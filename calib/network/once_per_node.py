@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload import expected_distinct
+from ..workload.routing import expected_distinct
 from .curves import Curve
 from .groups import Group
 from .nccl_tuner import LinkClass
@@ -36,7 +36,7 @@ in DeepEP's own figures, far bytes alone."""
 def copies_to_ranks(group: Group) -> float:
     """Return the mean number of ranks that a token goes to under even routing.
 
-    >>> from ..workload import Collective
+    >>> from ..workload.collectives import Collective
     >>> group = Group(
     ...     collective=Collective.ALL_TO_ALL, num_ranks=16, num_nodes=2, num_chosen=8)
     >>> round(copies_to_ranks(group), 2), round(copies_to_far_nodes(group), 2)
@@ -70,7 +70,7 @@ def as_all_to_all(group: Group) -> tuple[Group, float]:
     own table has kernels between nodes at the rate of the card (43 to 58 GB/s of 50) whatever
     NVLink carries.
 
-    >>> from ..workload import Collective
+    >>> from ..workload.collectives import Collective
     >>> plain, share = as_all_to_all(
     ...     Group(collective=Collective.ALL_TO_ALL, num_ranks=16, num_nodes=2, num_chosen=8))
     >>> plain.num_ranks, plain.num_chosen, round(share, 2)
@@ -84,7 +84,7 @@ def unmeasured_exchange_s(group: Group, plain_s: Vector) -> Vector:
     """Return the seconds of an exchange, ``(rows,)``, from those of its ``as_all_to_all``: at least
     the latency of an exchange, with the crowding that measured ones have beyond two nodes.
 
-    >>> from ..workload import Collective
+    >>> from ..workload.collectives import Collective
     >>> group = Group(collective=Collective.ALL_TO_ALL, num_ranks=64, num_nodes=8, num_chosen=8)
     >>> (1e6 * unmeasured_exchange_s(group, np.array([0.0, 1e-3]))).round().tolist()
     [126.0, 1350.0]

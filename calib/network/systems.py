@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..records import NVL72, GpuInterconnect
+from ..records.cluster import NVL72, GpuInterconnect
+from ._topology import Topology
 from .nccl_tuner import Architecture, LinkClass, Wire
-from .topology import Topology
 
 _GIGA = 1e9
 REACHED_FRAC = 0.9

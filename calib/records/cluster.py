@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from ..errors import ConfigError
 from ..plain_json import JsonObject
-from ..workload import Parallelism, QuickEnum, decode, encode_fields
+from ..workload.argument_values import QuickEnum
+from ..workload.config_json import decode, encode_fields
+from ..workload.parallelism import Parallelism
 
 NVL72 = 72
 """GPUs that NVLink joins in a GB200 or GB300 rack: eighteen hosts of four (NVIDIA's data sheets of

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import RecordError
 from ..units import NS_PER_S
-from ..workload import Collective
+from ..workload.collectives import Collective
 from .kineto_trace import collective_named
 from .record_kinds import CollectiveRecord, Record
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..workload import Collective
+from ..workload.collectives import Collective
 
 CPU_OP = "cpu_op"
 USER_RANGE = "user_annotation"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from ..workload import OperatorKind, Phase
+from ..workload.operators import OperatorKind, Phase
 from .record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, RankRecord, Record
 
 FORWARD = "forward-compute"

@@ -13,7 +13,8 @@ from typing import Any, get_args
 
 from ..errors import RecordError
 from ..plain_json import Json, JsonObject
-from ..workload import Collective, GroupRole, OperatorKind, Phase
+from ..workload.collectives import Collective, GroupRole
+from ..workload.operators import OperatorKind, Phase
 from .packed import from_runs, to_runs
 
 SCHEMA = 1

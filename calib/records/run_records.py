@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from ..errors import ConfigError, RecordError
 from ..plain_json import JsonObject
-from ..workload import RecordingDetail, RecordingPlan, RunConfig, recording_plan
+from ..workload.config import RunConfig
+from ..workload.recording import RecordingDetail, RecordingPlan, recording_plan
 from .cluster import Cluster, SeenNode, joined_clusters
 from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRecord, from_dict

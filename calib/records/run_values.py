@@ -18,7 +18,7 @@ from typing import ClassVar
 from ..errors import ConfigError, RecordError
 from ..plain_json import Json
 from ..shell import is_word
-from ..workload import Encoded, decode
+from ..workload.config_json import Encoded, decode
 
 PREFIX = "calib/"
 """Prefix of each name in a sink that has other metrics too."""

@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload import RunConfig
+from ..workload.config import RunConfig
 
 
 class StepKind(Enum):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..samples import MAD_TO_SIGMA
+from ..samples.reduce import MAD_TO_SIGMA
 
 Vector = NDArray[np.float64]
 _FARTHEST_LOG = 20.0

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..workload import GroupRole, OperatorKind
+from ..workload.collectives import GroupRole
+from ..workload.operators import OperatorKind
 from .columns import parse_shape
 from .reduce import MAD_TO_SIGMA, MEDIAN_OVER_MEAN, spread_of_error
 

@@ -12,7 +12,14 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ..records import CollectiveRecord, OperatorRecord, RankRecord, Record, RunRecords, WindowRecord
+from ..records.record_kinds import (
+    CollectiveRecord,
+    OperatorRecord,
+    RankRecord,
+    Record,
+    WindowRecord,
+)
+from ..records.run_records import RunRecords
 from .columns import KEYS, normalise
 from .store import NewRecords
 from .table import SampleTable, build_live_table, run_rows, with_probes

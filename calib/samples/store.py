@@ -21,19 +21,10 @@ import pyarrow.parquet as pq
 
 from ..errors import RecordError
 from ..plain_json import parse_json
-from ..records import (
-    LINKS,
-    MAX_LINE_NBYTES,
-    Cluster,
-    RankFile,
-    RunRecords,
-    SeenNode,
-    SummaryFile,
-    Tail,
-    join_ranks,
-    parse_header,
-    replace_by,
-)
+from ..records.cluster import LINKS, Cluster, SeenNode
+from ..records.files import Tail, replace_by
+from ..records.packed import MAX_LINE_NBYTES
+from ..records.run_records import RankFile, RunRecords, SummaryFile, join_ranks, parse_header
 from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 

@@ -19,27 +19,26 @@ from numpy.typing import NDArray
 
 from ..errors import CalibrationError, ConfigError, RecordError
 from ..plain_json import parse_json
-from ..records import (
-    Cluster,
+from ..records.cluster import Cluster, StatedNodes, joined_clusters
+from ..records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
     LoopRecord,
     OperatorRecord,
     PhaseRecord,
     RankRecord,
-    RunRecords,
-    StatedNodes,
     StepFlag,
     StepRecord,
     TraceRecord,
     WindowRecord,
-    joined_clusters,
 )
+from ..records.run_records import RunRecords
 from ..units import NS_PER_S
-from ..workload import Parallelism, RunConfig, decode, encode_fields
-from .clocks import arrival_rows, clock_rows, link_rows
-from .columns import FRAMES, normalise, shape_text
-from .operator_rows import (
+from ..workload.config import RunConfig
+from ..workload.config_json import decode, encode_fields
+from ..workload.parallelism import Parallelism
+from ._clocks import arrival_rows, clock_rows, link_rows
+from ._operator_rows import (
     host_microbatch_rows,
     host_step_rows,
     operator_rows,
@@ -47,8 +46,9 @@ from .operator_rows import (
     traced_rows,
     with_added,
 )
-from .routing import load_rows, routing_rows
-from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
+from ._routing import load_rows, routing_rows
+from ._transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
+from .columns import FRAMES, normalise, shape_text
 
 _READINGS = ("start_ns", "issue_ns")
 """Clock readings, which would lose their last digits as floats of seconds."""

@@ -10,11 +10,14 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import LayoutConstraint
-from ..layers import RecomputeOption
-from ..memory import needed_nbytes
-from ..steps import FittedSteps, same_layout
-from ..workload import Column, LayoutTable, Recompute, RunConfig, groups
+from ..arguments.short_names import LayoutConstraint
+from ..layers.recompute import RecomputeOption
+from ..memory.pipelines import needed_nbytes
+from ..steps.known_steps import same_layout
+from ..steps.model import FittedSteps
+from ..workload.config import Recompute, RunConfig
+from ..workload.layout_table import Column, LayoutTable, groups
+from ._rough_times import rough_times
 from .cells import Cells, Choices, Ints, cells_of, choices_of, num_variants
 from .results import (
     NUM_LACKING,
@@ -25,7 +28,6 @@ from .results import (
     SearchResult,
     Tried,
 )
-from .rough_times import rough_times
 from .space import States
 
 _FIRST_CELLS, _CELLS = 16, 128

@@ -9,9 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import LayoutConstraint
-from ..layers import RecomputeOption
-from ..workload import Column, LayoutTable, Parallelism, RunConfig, at_least_one
+from ..arguments.short_names import LayoutConstraint
+from ..layers.recompute import RecomputeOption
+from ..workload.config import RunConfig
+from ..workload.layout_table import Column, LayoutTable
+from ..workload.model_shape import at_least_one
+from ..workload.parallelism import Parallelism
 from .space import (
     MOST_CONTEXT,
     MOST_VIRTUAL,

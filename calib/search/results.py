@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import FITS_PROBABILITY, OVERHEAD_SIGMA_FRAC, RESERVE_FRAC, SIGMA_FRAC
-from ..workload import Encoded, RunConfig
+from ..memory.peak import FITS_PROBABILITY, OVERHEAD_SIGMA_FRAC, RESERVE_FRAC, SIGMA_FRAC
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
 
 Floats = NDArray[np.float64]
 TOP = 20

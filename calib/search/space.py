@@ -8,22 +8,14 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from ..arguments import NEEDS_ENGINE, TRANSFORMER_ENGINE, unsupported_options_reason
-from ..layers import CORE_ATTENTION, WITHIN_MOE, RecomputeOption
-from ..workload import (
-    WHOLE,
-    Collective,
-    Engine,
-    Fp8Recipe,
-    GroupRole,
-    Precision,
-    Recompute,
-    RunConfig,
-    Sharding,
-    group_call,
-    takes_options,
-    uneven_layers,
-)
+from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE, unsupported_options_reason
+from ..layers.recompute import CORE_ATTENTION, WITHIN_MOE, RecomputeOption
+from ..workload.choices import WHOLE
+from ..workload.collectives import Collective, GroupRole
+from ..workload.config import Fp8Recipe, Precision, Recompute, RunConfig, takes_options
+from ..workload.parallelism import Engine, Sharding
+from ..workload.pipeline_layout import uneven_layers
+from ..workload.ranks import group_call
 
 MOST_CONTEXT = 16
 """Largest degree of context parallelism that is tried: two nodes of 8 GPUs."""
@@ -161,7 +153,9 @@ def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
 
     Embedding and head take the place of layers; end stages with up to three layers less are tried.
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=10, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> run = RunConfig(model=gpt, parallelism=Parallelism(),
@@ -222,7 +216,9 @@ def recomputes(config: RunConfig) -> tuple[RecomputeOption, ...]:
     Of equivalent sets only one is included (``moe`` contains ``moe_act``).  Choices for which the
     program of the run has no option or no library are excluded.
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=3, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> run = RunConfig(model=gpt, parallelism=Parallelism(),

@@ -16,15 +16,22 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ..fit import UNKNOWN_DEVICE, DevicePrior, Estimates, Source, batch_of, generation, rates_prior
-from ..network import CollectiveModel, NetworkPrior, canonical, group_of
-from ..timeline import Floats, Item
-from ..workload import CollectiveCall, Fp8Recipe, Operator, OperatorKind, Phase, RunConfig
+from ..fit.batches import batch_of
+from ..fit.estimates import Estimates, Source
+from ..fit.priors import UNKNOWN_DEVICE, DevicePrior
+from ..fit.rate_priors import generation, rates_prior
+from ..network.collective_times import CollectiveModel
+from ..network.groups import canonical, group_of
+from ..network.systems import NetworkPrior
+from ..timeline.items import Floats, Item
+from ..workload.collectives import CollectiveCall
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from .operator_tables import OperatorTables
+    from ._operator_tables import OperatorTables
 
 _FASTEST_S = 1e-7
 """Keeps logarithms finite; no kernel is this short."""
@@ -234,7 +241,7 @@ def prior_times(
 
     Priors leave out the public tables that ``without`` names.
     """
-    from .operator_tables import (
+    from ._operator_tables import (
         operator_tables,  # tables need pandas, which is slow to import
         transfer_tables,
     )
@@ -291,7 +298,7 @@ def table_times(
     Items without a table use the device's prior, or with fused attention the bytes of fused kernels
     over the memory bandwidth.
     """
-    from .operator_tables import operator_tables, transfer_tables
+    from ._operator_tables import operator_tables, transfer_tables
 
     tables = operator_tables(operators, device=device, without=without)
     sigmas = {

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ..fit import Source
-from ..layers import collective_uses, stage_operators
-from ..regressors import Estimate
-from ..timeline import GroupTimes, Item, Part, Span, Term, term_of, term_of_role
-from ..workload import (
-    Collective,
-    CollectiveCall,
-    Encoded,
-    Phase,
-    RunConfig,
-)
+from ..fit.estimates import Source
+from ..layers.stage_work import collective_uses, stage_operators
+from ..regressors.estimate import Estimate
+from ..timeline.evaluation import GroupTimes
+from ..timeline.items import Item, Part
+from ..timeline.simulation import Span
+from ..timeline.terms import Term, term_of, term_of_role
+from ..workload.collectives import Collective, CollectiveCall
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
+from ..workload.operators import Phase
 from .known_steps import same_layout, similarity
 from .slices import ItemTime, Place, Slice
 

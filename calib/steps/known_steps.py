@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import StepRow
-from ..timeline import Floats
-from ..workload import Cadence, LayoutTable, ModelShape, RunConfig
+from ..records.step_rows import StepRow
+from ..timeline.items import Floats
+from ..workload.config import Cadence, RunConfig
+from ..workload.layout_table import LayoutTable
+from ..workload.model_shape import ModelShape
 from .launches import LaunchTimes
 
 MEASURED_SIGMA_LOG = 0.01
@@ -89,7 +91,9 @@ def similarity(
 
     The formula is 0.8 exp(-d / reach), with d the distance in doublings of the degrees.
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(tp=tp, dp=4),
@@ -109,7 +113,9 @@ def unseen_across(configs: Sequence[RunConfig], known: Sequence[RunConfig]) -> N
     """Return the kinds of groups that span nodes in a layout but in no known one, shape (configs,
     5).
 
-    >>> from ..workload import Batch, ModelShape, Parallelism
+    >>> from ..workload.config import Batch
+    >>> from ..workload.model_shape import ModelShape
+    >>> from ..workload.parallelism import Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(pp=pp, dp=4, ranks_per_node=4),

@@ -16,11 +16,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..layers import BlockKind, block, launched_frac
-from ..network import Measured
-from ..regressors import Estimate, drawn_sigma_log
-from ..timeline import Floats, Ints
-from ..workload import Operator, OperatorKind, Phase, RunConfig
+from ..layers.blocks import BlockKind, block
+from ..layers.launches import launched_frac
+from ..network.groups import Measured
+from ..regressors.estimate import Estimate
+from ..regressors.robust import drawn_sigma_log
+from ..timeline.items import Floats, Ints
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
 
 HOST_SCATTER_LOG = 0.19
 """Scatter of host-bound steps between launches of one command: 0.054, 0.068 and 0.078 s

@@ -6,14 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..fit import Calibration, Estimates, Estimator
-from ..layers import stage_operators
-from ..timeline import Item
-from ..workload import CollectiveCall, Operator, OperatorKind, Phase, RunConfig
+from ..fit.calibration import Calibration
+from ..fit.estimates import Estimates, Estimator
+from ..layers.stage_work import stage_operators
+from ..timeline.items import Item
+from ..workload.collectives import CollectiveCall
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
+from ._scales import FLOOR, FLOOR_RATIO, backward_launches, floor_s
 from .base_times import Conditions, mean_scores_frac
 from .known_steps import KnownStep
 from .launches import launch_times, layer_launches
-from .scales import FLOOR, FLOOR_RATIO, backward_launches, floor_s
 
 IN_SITU: Mapping[str, float] = dict.fromkeys(
     ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0

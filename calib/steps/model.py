@@ -13,27 +13,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..layers import Block
-from ..records import StepPredictions
-from ..regressors import Z_90
-from ..timeline import (
-    Floats,
-    Term,
-    compile_blocks,
-    simulate_each,
-    simulate_long,
-    spans,
-    step_times,
-)
-from ..workload import FIELDS, LayoutTable, RunConfig, groups
-from .base_times import BaseTimes
-from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
-from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, unseen_across
-from .launches import HOST_SCATTER_LOG
-from .layouts import Layouts, TermSlopes, doublings, idle_frac, layouts_of, releases_in
-from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
-from .priced_items import SCALE, Constant, added, priced_items
-from .scales import (
+from ..layers.blocks import Block
+from ..records.step_rows import StepPredictions
+from ..regressors.robust import Z_90
+from ..timeline.compiled import compile_blocks
+from ..timeline.evaluation import simulate_each, simulate_long, step_times
+from ..timeline.items import Floats
+from ..timeline.simulation import spans
+from ..timeline.terms import Term
+from ..workload.config import RunConfig
+from ..workload.layout_table import FIELDS, LayoutTable, groups
+from ._layouts import Layouts, TermSlopes, doublings, idle_frac, layouts_of, releases_in
+from ._posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
+from ._priced_items import SCALE, Constant, added, priced_items
+from ._scales import (
     BOOST,
     CONTENTION,
     EFFECT_SIGMA_LOG,
@@ -42,6 +35,10 @@ from .scales import (
     RELEASE,
     effects_of,
 )
+from .base_times import BaseTimes
+from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
+from .known_steps import SPANNED, KnownStep, same_but_for_batch, same_layout, unseen_across
+from .launches import HOST_SCATTER_LOG
 from .slices import layout_slices
 
 ERROR_INFLATION = 1.8124611228 / Z_90

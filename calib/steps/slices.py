@@ -7,22 +7,15 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..fit import Source
-from ..layers import Block, BlockKind
-from ..timeline import (
-    PASS_PARTS,
-    Compiled,
-    Floats,
-    GroupTimes,
-    Item,
-    Part,
-    SparseRows,
-    TaskKind,
-    is_shard,
-    item_name,
-    part_of,
-)
-from ..workload import CollectiveUse, Operator, OtherPass, Placement
+from ..fit.estimates import Source
+from ..layers.blocks import Block, BlockKind
+from ..timeline.compiled import Compiled
+from ..timeline.evaluation import GroupTimes
+from ..timeline.items import PASS_PARTS, Floats, Item, Part, SparseRows, item_name, part_of
+from ..timeline.overlap import is_shard
+from ..timeline.programs import TaskKind
+from ..workload.collectives import CollectiveUse, OtherPass, Placement
+from ..workload.operators import Operator
 
 WAITING = "waiting"
 """Name of a wait for kernels that the host has yet to launch, or for another stage."""

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pandas as pd
 
-from ..records import StatedNodes, StepRow, Trait
-from ..workload import RunConfig
+from ..records.cluster import StatedNodes
+from ..records.step_rows import StepRow, Trait
+from ..workload.config import RunConfig
+from ._operator_tables import network_of
+from ._scales import scales
 from .base_times import BaseTimes, FittedTimes, prior_times, table_times
 from .known_steps import KnownStep
 from .model import FittedSteps, fit_steps
-from .operator_tables import network_of
-from .scales import scales
 
 
 def table_steps(

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..layers import Block, BlockKind
-from ..workload import CollectiveUse, OperatorCount, OperatorKind, OtherPass, Phase, Placement
+from ..layers.blocks import Block, BlockKind
+from ..workload.collectives import CollectiveUse, OtherPass, Placement
+from ..workload.operators import OperatorCount, OperatorKind, Phase
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
 from .overlap import ShardSums, ShardTimes, ShardWriter, exposed_part, is_shard
 

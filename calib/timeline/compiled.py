@@ -11,30 +11,13 @@ from typing import TypeVar
 import numpy as np
 
 from ..errors import ConfigError
-from ..layers import (
-    Block,
-    BlockKind,
-    BlockVariant,
-    block,
-    block_key,
-    chunk_variants,
-    gradient_uses,
-    host_pass,
-    p2p_call,
-    shard_key,
-    step_operators,
-)
-from ..workload import (
-    Collective,
-    GroupRole,
-    LayoutTable,
-    Phase,
-    Placement,
-    RunConfig,
-    all_but,
-    distinct_rows,
-    groups,
-)
+from ..layers.blocks import Block, BlockKind, BlockVariant, block, block_key, chunk_variants
+from ..layers.sharding import shard_key
+from ..layers.stage_work import gradient_uses, host_pass, p2p_call, step_operators
+from ..workload.collectives import Collective, GroupRole, Placement
+from ..workload.config import RunConfig
+from ..workload.layout_table import LayoutTable, all_but, distinct_rows, groups
+from ..workload.operators import Phase
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
 from .overlap import block_copies

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..workload import Placement
+from ..workload.collectives import Placement
 from .block_times import BlockTimes
 from .compiled import Compiled, IssuedTransfers, LayoutGroup
 from .graph import PipelineCosts, concat_costs, pipeline_costs

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..workload import QuickEnum
+from ..workload.argument_values import QuickEnum
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, receiver, sender
 from .schedules import stage_program
 

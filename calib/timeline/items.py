@@ -9,10 +9,14 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fit import family as operator_family
-from ..records import PhaseRecord, RunRecords, StepRecord
+from ..fit.laws import family as operator_family
+from ..records.record_kinds import PhaseRecord, StepRecord
+from ..records.run_records import RunRecords
 from ..units import NS_PER_S
-from ..workload import CollectiveCall, GroupRole, Operator, RunConfig, position
+from ..workload.collectives import CollectiveCall, GroupRole
+from ..workload.config import RunConfig
+from ..workload.operators import Operator
+from ..workload.ranks import position
 from .programs import TaskKind
 
 Floats = NDArray[np.float64]
@@ -51,7 +55,7 @@ def part_of(role: GroupRole) -> Part:
 def item_name(item: Item) -> str:
     """Return a short name of an operator or collective.
 
-    >>> from ..workload import Collective
+    >>> from ..workload.collectives import Collective
     >>> item_name(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2,
     ...                          nbytes=8))
     'send:pp'
@@ -65,7 +69,7 @@ def family(item: Item) -> str:
     """Return the family of models whose errors the item shares: all linears, all transfers of one
     role...
 
-    >>> from ..workload import Collective
+    >>> from ..workload.collectives import Collective
     >>> family(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2, nbytes=8))
     'pp'
     """

@@ -6,19 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..layers import EXPERT_KINDS, LAYER_KINDS, BlockKind, RecomputeOption
-from ..memory import expert_tensors, layer_tensors, offloaded_nbytes, stashed_nbytes
-from ..workload import (
-    Collective,
-    CollectiveUse,
-    GroupRole,
-    Operator,
-    OperatorCount,
-    OperatorKind,
-    Phase,
-    Placement,
-    RunConfig,
-)
+from ..layers.blocks import EXPERT_KINDS, LAYER_KINDS, BlockKind
+from ..layers.recompute import RecomputeOption
+from ..memory.activations import expert_tensors, layer_tensors, offloaded_nbytes, stashed_nbytes
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from .items import Floats, ItemIndex, SparseRows, Sums
 
 _DATA = frozenset({GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP})

@@ -8,7 +8,8 @@ from enum import Enum
 
 import numpy as np
 
-from ..workload import OPAQUE_OPERATORS, GroupRole, Operator, OperatorKind, Phase
+from ..workload.collectives import GroupRole
+from ..workload.operators import OPAQUE_OPERATORS, Operator, OperatorKind, Phase
 from .compiled import Compiled
 from .evaluation import GroupTimes
 from .items import PASS_PARTS, Floats, Part, SparseRows, part_of

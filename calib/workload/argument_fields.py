@@ -2,7 +2,7 @@
 
 A declared field needs nothing else: namespaces, files and launch lines are read by it, launch lines
 are written by it, and its argument is known as modelled.  A field that several arguments say, or
-that depends on others, has a rule in ``calib/arguments/megatron_settings.py`` or beside it.
+that depends on others, has a rule in ``calib/arguments/_megatron_settings.py`` or beside it.
 """
 
 from __future__ import annotations

@@ -7,25 +7,16 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from ...calib.workload import RunConfig
-from ..process import (
-    CadenceHint,
-    Host,
-    Reference,
-    contents,
-    function_at,
-    is_a,
-    is_stood_in,
-    live_objects,
-    reference,
-    references,
-    stand_in,
-    when_imported,
-)
-from ..session import EVAL, SAVE, Session
-from .callbacks import Listeners, TrainingSetup, UserCallback, WatchedTraining
-from .megatron_model import chunks_of, place, run_config, timer_holders
-from .patches import Patches
+from ...calib.workload.config import RunConfig
+from ..process.host import Host, Reference, live_objects, reference, references
+from ..process.inspection import contents, is_a
+from ..process.post_import import when_imported
+from ..process.settings import CadenceHint
+from ..process.stand_ins import function_at, is_stood_in, stand_in
+from ..session.session import EVAL, SAVE, Session
+from ._callbacks import Listeners, TrainingSetup, UserCallback, WatchedTraining
+from ._megatron_model import chunks_of, place, run_config, timer_holders
+from ._patches import Patches
 
 _TRAINING = "megatron.bridge.training"
 _CALLBACKS = f"{_TRAINING}.callbacks"

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...calib.workload import Cadence
-from ..process import contents, function_at, is_stood_in, stand_in, when_imported
-from ..sensors import OPTIMIZER
-from ..session import EVAL, SAVE, FrameworkSettings, Session
-from .callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
-from .patches import Patches
+from ...calib.workload.config import Cadence
+from ..process.inspection import contents
+from ..process.post_import import when_imported
+from ..process.stand_ins import function_at, is_stood_in, stand_in
+from ..sensors.recorder import OPTIMIZER
+from ..session.first_step import FrameworkSettings
+from ..session.session import EVAL, SAVE, Session
+from ._callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
+from ._patches import Patches
 
 _CALL = "call_event"
 _STEPS = "steps"

@@ -15,12 +15,14 @@ from typing import Any
 
 import torch
 
-from ...calib.workload import Cadence
-from ..process import function_at, is_stood_in, stand_in, when_imported
-from ..sensors import BACKWARD, FORWARD, OPTIMIZER
-from ..session import EVAL, SAVE, FrameworkSettings, Session
-from .callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
-from .patches import Patches
+from ...calib.workload.config import Cadence
+from ..process.post_import import when_imported
+from ..process.stand_ins import function_at, is_stood_in, stand_in
+from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from ..session.first_step import FrameworkSettings
+from ..session.session import EVAL, SAVE, Session
+from ._callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class
+from ._patches import Patches
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 _CALL = "_call_callback_hooks"

@@ -13,11 +13,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..process import Host, Reference, live_objects, reference, references, stand_in, when_imported
-from ..sensors import OPTIMIZER, OptimizerSteps
-from ..session import EVAL, SAVE, Session
-from .megatron_model import chunks_of, place, run_config, timer_holders
-from .patches import Patches, wrapped
+from ..process.host import Host, Reference, live_objects, reference, references
+from ..process.post_import import when_imported
+from ..process.stand_ins import stand_in
+from ..sensors.optimizer_steps import OptimizerSteps
+from ..sensors.recorder import OPTIMIZER
+from ..session.session import EVAL, SAVE, Session
+from ._megatron_model import chunks_of, place, run_config, timer_holders
+from ._patches import Patches, wrapped
 
 _PACKAGE = "megatron.core.pipeline_parallel"
 _GETTER = "get_forward_backward_func"

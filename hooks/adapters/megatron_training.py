@@ -14,19 +14,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ...calib.workload import RunConfig
-from ..process import (
-    Host,
-    Reference,
-    attribute,
-    live_objects,
-    references,
-    stand_in,
-    tree,
-    when_imported,
-)
-from ..session import EVAL, SAVE, Session
-from .megatron_model import (
+from ...calib.workload.config import RunConfig
+from ..process.host import Host, Reference, live_objects, references
+from ..process.inspection import attribute, tree
+from ..process.post_import import when_imported
+from ..process.stand_ins import stand_in
+from ..session.session import EVAL, SAVE, Session
+from ._megatron_model import (
     chunks_of,
     place,
     timer_holders,
@@ -34,7 +28,7 @@ from .megatron_model import (
     with_layers,
     with_running_batch,
 )
-from .patches import Patches
+from ._patches import Patches
 
 _TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
 _STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"
@@ -186,7 +180,7 @@ class TrainingLoop:
         )
 
     def _note_dispatchers(self, models: tuple[Any, ...]) -> None:
-        from ..sensors import dispatch_methods
+        from ..sensors.sites import dispatch_methods
 
         dispatchers = (attribute(module, "token_dispatcher") for module in tree(*models))
         known = {type(dispatcher): dispatcher for dispatcher in dispatchers if dispatcher}
@@ -215,8 +209,8 @@ def _saves() -> bool:
 def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     import megatron.core
 
-    from ...calib.arguments import from_namespace
-    from ..session import device_name
+    from ...calib.arguments.megatron_namespace import from_namespace
+    from ..session.instruments import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"
     built = live_objects(models)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...leaves import leaf
-from ..session import Session
+from ..session.session import Session
 
 _NAMES = (
     "megatron_training",

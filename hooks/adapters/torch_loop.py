@@ -13,11 +13,16 @@ from typing import Any
 
 import torch
 
-from ...calib.workload import Cadence
-from ..process import live_objects, reference, stand_in, when_imported
-from ..sensors import OPTIMIZER, OptimizerSteps
-from ..session import EVAL, SAVE, DataWatch, FrameworkSettings, Session
-from .callbacks import TrainingSetup, WatchedTraining
+from ...calib.workload.config import Cadence
+from ..process.host import live_objects, reference
+from ..process.post_import import when_imported
+from ..process.stand_ins import stand_in
+from ..sensors.optimizer_steps import OptimizerSteps
+from ..sensors.recorder import OPTIMIZER
+from ..session.data_watch import DataWatch
+from ..session.first_step import FrameworkSettings
+from ..session.session import EVAL, SAVE, Session
+from ._callbacks import TrainingSetup, WatchedTraining
 
 _Module: Any = torch.nn.Module
 _CHECKPOINT = "torch.distributed.checkpoint"

@@ -8,20 +8,19 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ...calib.workload import Cadence
-from ..process import (
-    contents,
-    function_at,
-    is_stood_in,
-    module_name,
-    reference,
-    stand_in,
-    when_imported,
-)
-from ..sensors import OPTIMIZER, OptimizerSteps, register_captured
-from ..session import EVAL, SAVE, FrameworkSettings, Session, new_session
-from .callbacks import TrainingSetup, Watched, WatchedTraining
-from .patches import Patches
+from ...calib.workload.config import Cadence
+from ..process.host import reference
+from ..process.inspection import contents, module_name
+from ..process.post_import import when_imported
+from ..process.stand_ins import function_at, is_stood_in, stand_in
+from ..sensors.captured import register_captured
+from ..sensors.optimizer_steps import OptimizerSteps
+from ..sensors.recorder import OPTIMIZER
+from ..session.attaching import new_session
+from ..session.first_step import FrameworkSettings
+from ..session.session import EVAL, SAVE, Session
+from ._callbacks import TrainingSetup, Watched, WatchedTraining
+from ._patches import Patches
 from .torch_loop import savers
 
 _READERS = ("torchtitan.config.manager", "torchtitan.config_manager")

@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..process import LEAST_NBYTES, free_nbytes, is_failing, is_stopped, make_first_to_go
+from ..process.free_memory import LEAST_NBYTES, free_nbytes, make_first_to_go
+from ..process.guard import is_failing
+from ..process.launch_identity import is_stopped
 
 _log = logging.getLogger(__name__)
 # An analysis takes seconds; launchers kill lingering processes after 30 s to 5 min.

@@ -15,22 +15,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...calib.arguments import masked_arguments
-from ...calib.records import StepFlag
-from ...calib.workload import WandbMode, encode_fields
-from ..process import (
-    CompanionFiles,
-    CompanionSettings,
-    Host,
-    HostWandb,
-    LaunchIdentity,
-    LaunchNote,
-    Settings,
-    environ_number,
-    host_run,
-    no_live_answers_message,
-)
-from ..recording import StepPlan
+from ...calib.arguments.passed_on import masked_arguments
+from ...calib.records.record_kinds import StepFlag
+from ...calib.workload.config_json import encode_fields
+from ...calib.workload.run_options import WandbMode
+from ..process.host import Host
+from ..process.host_wandb import CompanionFiles, HostWandb, host_run
+from ..process.interpreter import no_live_answers_message
+from ..process.launch_identity import LaunchIdentity
+from ..process.launch_note import LaunchNote
+from ..process.settings import CompanionSettings, Settings, environ_number
+from ..recording.window import StepPlan
 from .companion_link import CompanionPipe
 
 _log = logging.getLogger(__name__)

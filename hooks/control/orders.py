@@ -26,25 +26,19 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import unwritable
-from ...calib.records import MARKER, PRIVATE, replace_file, with_iso_times
+from ...calib.records.files import PRIVATE, replace_file
+from ...calib.records.iso_times import with_iso_times
+from ...calib.records.run_values import MARKER
 from ...calib.shell import printable
-from ...calib.workload import OnAdvice, decode, encode
-from ..process import (
-    LATE,
-    RANKS_PER_S,
-    THREAD_NAME_PREFIX,
-    YES,
-    Guard,
-    Settings,
-    StoreLink,
-    Votes,
-    find_link,
-    launch_folder,
-    refusal_reason,
-)
+from ...calib.workload.config_json import decode, encode
+from ...calib.workload.run_options import OnAdvice
+from ..process.guard import THREAD_NAME_PREFIX, Guard
+from ..process.launch_identity import RANKS_PER_S, launch_folder
+from ..process.settings import Settings
+from ..process.votes import LATE, YES, StoreLink, Votes, find_link, refusal_reason
 
 if TYPE_CHECKING:
-    from ..process import Host
+    from ..process.host import Host
 
 _log = logging.getLogger(__name__)
 SCHEMA = 1

@@ -16,24 +16,18 @@ from itertools import product
 import torch
 import torch.distributed as dist
 
-from ...calib.advice import (
-    REPEATS,
-    WARMUPS,
-    CollectiveProbe,
-    OperatorProbe,
-    collective_probe,
-    is_probed,
-    operator_probe,
-    probe_plan,
-)
-from ...calib.layers import stage_operators
-from ...calib.records import CollectiveRecord, Record
-from ...calib.workload import Collective, CollectiveCall, GroupRole, OperatorKind, RunConfig
-from ..sensors import Stopwatch
-from .probe_memory import FREE_FRAC, HostMemoryBudget
-from .probe_operators import ramp
-from .probe_runs import ProbeRuns, slowest_s
-from .probe_transfers import TransferBench, carrier_of
+from ...calib.advice.probe_sizes import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
+from ...calib.advice.probes import collective_probe, is_probed, operator_probe, probe_plan
+from ...calib.layers.stage_work import stage_operators
+from ...calib.records.record_kinds import CollectiveRecord, Record
+from ...calib.workload.collectives import Collective, CollectiveCall, GroupRole
+from ...calib.workload.config import RunConfig
+from ...calib.workload.operators import OperatorKind
+from ..sensors.stopwatch import Stopwatch
+from ._probe_memory import FREE_FRAC, HostMemoryBudget
+from ._probe_operators import ramp
+from ._probe_runs import ProbeRuns, slowest_s
+from ._probe_transfers import TransferBench, carrier_of
 
 # From launch-bound to compute-bound on current GPUs.
 _SQUARES = (512, 1024, 2048, 4096, 8192)

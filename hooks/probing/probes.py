@@ -15,21 +15,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ...calib.advice import (
-    REPEATS,
-    CollectiveProbe,
-    OperatorProbe,
-    fingerprint,
-    is_probed,
-    probe_plan,
-)
-from ...calib.records import CoverageRecord, Record
-from ...calib.workload import Collective, GroupRole, OperatorKind, RunConfig, group
-from ..process import Settings, Votes, refusal_reason
-from ..sensors import GroupRoles, Stopwatch
-from .probe_memory import DeviceMemoryBudget, HostMemoryBudget, connection_nbytes
-from .probe_runs import ProbeLog, ProbeRuns, dtype_of
-from .probe_transfers import TransferBench, find_carrier
+from ...calib.advice.probe_sizes import REPEATS, CollectiveProbe, OperatorProbe, fingerprint
+from ...calib.advice.probes import is_probed, probe_plan
+from ...calib.records.record_kinds import CoverageRecord, Record
+from ...calib.workload.collectives import Collective, GroupRole
+from ...calib.workload.config import RunConfig
+from ...calib.workload.operators import OperatorKind
+from ...calib.workload.ranks import group
+from ..process.settings import Settings
+from ..process.votes import Votes, refusal_reason
+from ..sensors.process_groups import GroupRoles
+from ..sensors.stopwatch import Stopwatch
+from ._probe_memory import DeviceMemoryBudget, HostMemoryBudget, connection_nbytes
+from ._probe_runs import ProbeLog, ProbeRuns, dtype_of
+from ._probe_transfers import TransferBench, find_carrier
 
 SLICE_FRAC = 0.05
 """Share of a step that the probes after it may take; at least one always runs."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import ParamSpec, TypeVar
 
-from ...calib.arguments import masked_text
+from ...calib.arguments.passed_on import masked_text
 from .stand_ins import pass_over
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...calib.workload import GroupRole, Operator, RunConfig, optimizer_operator
+from ...calib.workload.collectives import GroupRole
+from ...calib.workload.config import RunConfig
+from ...calib.workload.operators import Operator, optimizer_operator
 from .inspection import attribute, class_names, forked_rng, is_a, is_tensor, module_name
 
 Reference = Callable[[], Any]

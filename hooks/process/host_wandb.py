@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from ...calib.plain_json import parse_json
-from ...calib.records import (
+from ...calib.records.run_values import (
     ITERATION,
     LEVELS,
     PREFIX,

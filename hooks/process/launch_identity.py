@@ -20,7 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...calib.errors import unwritable
-from ...calib.records import LAUNCH, RUNS, replace_file
+from ...calib.records.files import replace_file
+from ...calib.records.run_values import LAUNCH, RUNS
 from .guard import is_failing
 from .settings import Settings
 from .votes import StoreLink, find_link

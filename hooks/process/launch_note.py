@@ -15,15 +15,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 
-from ...calib.arguments import (
-    TRANSFORMER_ENGINE,
-    VARIABLES,
-    absent_options,
-    masked_arguments,
-    masked_command,
-    options_in,
-)
-from ...calib.records import CREATED, NAME, PRIVATE, Launch, replace_file
+from ...calib.arguments.megatron_rules import VARIABLES
+from ...calib.arguments.passed_on import masked_arguments, masked_command
+from ...calib.arguments.taken_options import TRANSFORMER_ENGINE, absent_options, options_in
+from ...calib.records.files import CREATED, PRIVATE, replace_file
+from ...calib.records.run_values import NAME, Launch
 from .inspection import contents
 from .settings import Settings
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...calib.plain_json import JsonObject
-from ...calib.records import Cluster, SeenNode, StatedNodes
+from ...calib.records.cluster import Cluster, SeenNode, StatedNodes
 from .settings import RankInfo
 
 SYS = Path("/sys")

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ...calib.records import StatedNodes
-from ...calib.workload import RunOptions
+from ...calib.records.cluster import StatedNodes
+from ...calib.workload.run_options import RunOptions
 
 _log = logging.getLogger(__name__)
 RESTART_WINDOWS = 1000

@@ -17,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import unwritable
-from ...calib.records import open_owned, pack, replace_file
-from ...calib.workload import (
+from ...calib.records.files import open_owned, replace_file
+from ...calib.records.packed import pack
+from ...calib.workload.config import RunConfig
+from ...calib.workload.recording import (
     MESSAGE_NBYTES,
     SMALL_WORLD,
     SUMMARIES_NBYTES,
     RecordingDetail,
     RecordingPlan,
-    RunConfig,
     recording_plan,
 )
-from ..process import RankInfo, Settings, StoreLink, find_link, read_values
+from ..process.settings import RankInfo, Settings
+from ..process.votes import StoreLink, find_link, read_values
 
 _log = logging.getLogger(__name__)
 BATCH = 256

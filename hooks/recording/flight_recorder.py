@@ -34,17 +34,17 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from ...calib.errors import RecordError
-from ...calib.records import (
+from ...calib.records.flight import (
     Called,
     FlightEntry,
     HostSpan,
-    Record,
     parse_dump,
     unhooked_entries,
     with_durations,
 )
-from ...calib.workload import GroupRole
-from ..sensors import GroupRoles, backends
+from ...calib.records.record_kinds import Record
+from ...calib.workload.collectives import GroupRole
+from ..sensors.process_groups import GroupRoles, backends
 
 RELAXED = 2
 """``cudaStreamCaptureModeRelaxed`` and ``hipStreamCaptureModeRelaxed``."""

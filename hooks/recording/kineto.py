@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ...calib.units import format_bytes
-from ..sensors import HostReadings, Recorder
+from ..sensors.recorder import Recorder
+from ..sensors.stopwatch import HostReadings
 from .traced import MARK, TracedStep
 
 _INJECTED = {

@@ -16,29 +16,33 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from ...calib.records import (
+from ...calib.records.kineto_trace import (
     CPU_OP,
     KERNEL,
     MESSAGE_OP,
     USER_RANGE,
-    CollectiveRecord,
-    OperatorRecord,
     Paced,
-    PhaseRecord,
-    Record,
     TracedCollective,
     TracedWork,
     TraceEvent,
-    TraceRecord,
     busy_ns,
     num_products,
     products_of,
     work_of,
 )
-from ...calib.workload import OperatorKind, Phase
-from ..process import Pacer
-from ..sensors import BACKWARD, FORWARD, OPTIMIZER, HostReadings, StepLog, Transfer
-from .attribution import Attribution, OpenOperator, deepest
+from ...calib.records.record_kinds import (
+    CollectiveRecord,
+    OperatorRecord,
+    PhaseRecord,
+    Record,
+    TraceRecord,
+)
+from ...calib.workload.operators import OperatorKind, Phase
+from ..process.pacing import Pacer
+from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from ..sensors.step_log import StepLog, Transfer
+from ..sensors.stopwatch import HostReadings
+from ._attribution import Attribution, OpenOperator, deepest
 
 _LAUNCH = re.compile(r"(cu|cuda|hip|ur|ze)[A-Z]")
 """Calls of CUDA's driver (used by cuBLAS on Hopper), of its runtime, of HIP, and of the two that

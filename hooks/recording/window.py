@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from ...calib.timeline import Pipeline, schedule_table
-from ...calib.workload import RunConfig
+from ...calib.timeline.programs import Pipeline
+from ...calib.timeline.schedules import schedule_table
+from ...calib.workload.config import RunConfig
 
 # First steps allocate, compile and connect; Megatron's CUDA graphs also begin after three.
 NUM_WARMUP_STEPS = 3

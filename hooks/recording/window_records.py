@@ -19,32 +19,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ...calib.records import (
-    Called,
+from ...calib.records.flight import Called, FlightEntry, HostSpan
+from ...calib.records.rank_summary import StepSums, summarise
+from ...calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
-    FlightEntry,
-    HostSpan,
     RankRecord,
     Record,
     StepRecord,
-    StepSums,
     WindowRecord,
-    summarise,
 )
-from ...calib.workload import Collective
-from ..sensors import (
-    BACKWARD,
-    BITS,
-    FORWARD,
-    NO_TIME,
-    STEP_STREAM,
-    Code,
-    StepLog,
-    TransferKind,
-    unpack_mark,
-)
-from .attribution import Attribution
+from ...calib.workload.collectives import Collective
+from ..sensors.recorder import BACKWARD, FORWARD
+from ..sensors.step_log import BITS, Code, StepLog, TransferKind, unpack_mark
+from ..sensors.stopwatch import NO_TIME, STEP_STREAM
+from ._attribution import Attribution
 from .flight_recorder import FlightWindow, KnownGroup
 
 _WAIT_BEGIN, _WAIT_END, _CALL_DONE = map(int, (Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE))

@@ -21,32 +21,23 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ...calib.errors import RecordError, unwritable
-from ...calib.records import (
-    SCHEMA,
-    CoverageRecord,
-    Header,
-    Record,
-    WindowRecord,
-    open_owned,
-    parse_header,
-)
-from ...calib.workload import WHOLE_NBYTES, RecordingPlan, recording_plan
-from ..process import (
-    THREAD_NAME_PREFIX,
-    Guard,
-    Pacer,
-    is_failing,
-    running_version,
-)
-from ..sensors import StepLog
-from .bounded_window import BoundedWindow, line_of
+from ...calib.records.files import open_owned
+from ...calib.records.record_kinds import SCHEMA, CoverageRecord, Header, Record, WindowRecord
+from ...calib.records.run_records import parse_header
+from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
+from ..process.guard import THREAD_NAME_PREFIX, Guard, is_failing
+from ..process.interpreter import running_version
+from ..process.pacing import Pacer
+from ..sensors.step_log import StepLog
+from ._bounded_window import BoundedWindow, line_of
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
 from .window_records import WindowRecords
 
 if TYPE_CHECKING:
     from ...calib.plain_json import JsonObject
-    from ..process import Host, RankInfo
+    from ..process.host import Host
+    from ..process.settings import RankInfo
 
 _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from ..process import Reference, attribute, class_names, contents, is_a, reference, tree
+from ..process.host import Reference, reference
+from ..process.inspection import attribute, class_names, contents, is_a, tree
 
 LOCAL = "local"
 ENGINE = "transformer_engine"

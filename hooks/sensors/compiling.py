@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
-from ..process import Guard, StandIns, when_imported
+from ..process.guard import Guard
+from ..process.post_import import when_imported
+from ..process.stand_ins import StandIns
 from .recorder import Recorder
 
 _COMPILER = "torch._dynamo"

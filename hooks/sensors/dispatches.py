@@ -16,8 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
-from ...calib.workload import Collective, GroupRole, expected_distinct
-from ..process import Guard, attribute, class_names, is_tensor, tree
+from ...calib.workload.collectives import Collective, GroupRole
+from ...calib.workload.routing import expected_distinct
+from ..process.guard import Guard
+from ..process.inspection import attribute, class_names, is_tensor, tree
 from .module_calls import Methods
 from .modules import first_tensor, last_node, take_off
 from .process_groups import tensor_nbytes

@@ -23,7 +23,9 @@ from typing import Any, Protocol
 import torch
 from torch._C._dynamo import eval_frame
 
-from ..process import Guard, StandIns, classes
+from ..process.guard import Guard
+from ..process.inspection import classes
+from ..process.stand_ins import StandIns
 from .captured import is_being_compiled
 
 _NAME = "_call_impl"

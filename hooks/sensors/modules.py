@@ -21,8 +21,10 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from ...calib.workload import OperatorKind
-from ..process import Guard, StandIns, attribute, class_names, is_tensor
+from ...calib.workload.operators import OperatorKind
+from ..process.guard import Guard
+from ..process.inspection import attribute, class_names, is_tensor
+from ..process.stand_ins import StandIns
 from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
 from .sites import FORWARD, find_places, find_unhookable, natures, unhookable_reason

@@ -18,7 +18,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..process import Guard, StandIns, eager, local_variable
+from ..process.guard import Guard
+from ..process.inspection import local_variable
+from ..process.stand_ins import StandIns, eager
 
 Note = Callable[[Any], object]
 _Label: Any = torch.autograd.profiler.record_function

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from ..process import Guard, StandIns, live_objects, references
+from ..process.guard import Guard
+from ..process.host import live_objects, references
+from ..process.stand_ins import StandIns
 from .module_calls import CALLS, entries_of
 from .recorder import BACKWARD, FORWARD, Recorder
 

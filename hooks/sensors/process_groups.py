@@ -17,9 +17,13 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
 from ...calib.errors import ConfigError
-from ...calib.workload import Collective, GroupRole, Parallelism
-from ...calib.workload import group as ranks_of
-from ..process import Guard, Reference, is_tensor, reference, stand_in
+from ...calib.workload.collectives import Collective, GroupRole
+from ...calib.workload.parallelism import Parallelism
+from ...calib.workload.ranks import group as ranks_of
+from ..process.guard import Guard
+from ..process.host import Reference, reference
+from ..process.inspection import is_tensor
+from ..process.stand_ins import stand_in
 from .recorder import Recorder
 from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from ...calib.workload import (
+from ...calib.workload.operators import (
     MODULES_BY_ATTRIBUTE,
     MODULES_BY_CLASS,
     OPAQUE_OPERATORS,
     OperatorKind,
 )
-from ..process import (
+from ..process.inspection import (
     attribute,
     class_names,
     classes,

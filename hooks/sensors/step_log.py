@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from ...calib.workload import Collective, GroupRole, Operator, OperatorKind
+from ...calib.workload.collectives import Collective, GroupRole
+from ...calib.workload.operators import Operator, OperatorKind
 from .stopwatch import NO_TIME, DeviceReadings, Issued, Readings
 
 MAX_MARKS = 160_000

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-from ..process import Guard, Reference, StandIns, attribute, reference
+from ..process.guard import Guard
+from ..process.host import Reference, reference
+from ..process.inspection import attribute
+from ..process.stand_ins import StandIns
 from .recorder import Recorder
 
 

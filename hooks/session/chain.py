@@ -11,10 +11,11 @@ from torch import nn
 from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
-from ...calib.workload import GroupRole
-from ..process import attribute, class_names, contents, direct_weights, tree, updated_by, weights
-from ..sensors import is_compiled
-from .devices import sharded_groups
+from ...calib.workload.collectives import GroupRole
+from ..process.host import updated_by
+from ..process.inspection import attribute, class_names, contents, direct_weights, tree, weights
+from ..sensors.captured import is_compiled
+from ._devices import sharded_groups
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
 _UNSEEN_COMPILED = "collectives through torch.compile"

@@ -26,18 +26,11 @@ from torch.utils.data import (
     dataloader,
 )
 
-from ...calib.records import DataLength, LoopRecord
-from ..process import (
-    Guard,
-    Host,
-    Reference,
-    StandIns,
-    contents,
-    live_objects,
-    local_variable,
-    reference,
-    references,
-)
+from ...calib.records.record_kinds import DataLength, LoopRecord
+from ..process.guard import Guard
+from ..process.host import Host, Reference, live_objects, reference, references
+from ..process.inspection import contents, local_variable
+from ..process.stand_ins import StandIns
 from .chain import is_split
 from .first_step import FirstStep, FrameworkSettings, batch_shape
 from .session import Session

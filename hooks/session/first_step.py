@@ -12,23 +12,16 @@ from typing import Any
 
 import torch
 
-from ...calib.arguments import Training, from_training
+from ...calib.arguments.hugging_face import Training, from_training
 from ...calib.errors import ConfigError
-from ...calib.records import LoopRecord
-from ...calib.workload import Cadence, RunConfig
-from ..process import (
-    Guard,
-    RankInfo,
-    attribute,
-    contents,
-    is_a,
-    module_name,
-    tree,
-    update_calls,
-    updated_by,
-    weights,
-)
-from ..sensors import CALLS, entries_of, transformers_config
+from ...calib.records.record_kinds import LoopRecord
+from ...calib.workload.config import Cadence, RunConfig
+from ..process.guard import Guard
+from ..process.host import update_calls, updated_by
+from ..process.inspection import attribute, contents, is_a, module_name, tree, weights
+from ..process.settings import RankInfo
+from ..sensors.module_calls import CALLS, entries_of
+from ..sensors.sites import transformers_config
 from .chain import is_engine, is_flattened, is_sharded, is_split, num_copies, num_replicas
 from .instruments import device_name
 

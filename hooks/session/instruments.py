@@ -9,36 +9,27 @@ from typing import Any
 
 import torch
 
-from ...calib.records import CoverageRecord
-from ...calib.workload import OperatorKind, RunConfig
-from ..process import Guard, WeakHost, pass_over_package
-from ..recording import (
-    COLLECTIVES,
-    FlightRecorder,
-    coverage_name,
-    layer_weights,
-    samples,
-    traced_samples,
-)
-from ..sensors import (
-    MAX_MARKS,
-    MAX_WINDOW_MARKS,
-    CompileWatch,
-    DispatchHooks,
-    GroupRoles,
-    ModuleHooks,
-    PassHooks,
-    ProcessGroupHooks,
-    Recorder,
-    StallHooks,
-    StepLog,
-    Stopwatch,
-    TimerHooks,
-    find_regions,
-    graphs_remark,
-    why_no_operators,
-)
-from .devices import (
+from ...calib.records.record_kinds import CoverageRecord
+from ...calib.workload.config import RunConfig
+from ...calib.workload.operators import OperatorKind
+from ..process.guard import Guard
+from ..process.host import WeakHost
+from ..process.stand_ins import pass_over_package
+from ..recording.flight_recorder import COLLECTIVES, FlightRecorder
+from ..recording.kineto import traced_samples
+from ..recording.window import layer_weights, samples
+from ..recording.window_records import coverage_name
+from ..sensors.captured import find_regions, graphs_remark, why_no_operators
+from ..sensors.compiling import CompileWatch, StallHooks
+from ..sensors.dispatches import DispatchHooks
+from ..sensors.modules import ModuleHooks
+from ..sensors.passes import PassHooks
+from ..sensors.process_groups import GroupRoles, ProcessGroupHooks
+from ..sensors.recorder import Recorder
+from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
+from ..sensors.stopwatch import Stopwatch
+from ..sensors.timers import TimerHooks
+from ._devices import (
     computing_device,
     memory_nbytes,
     name_of,
@@ -46,7 +37,7 @@ from .devices import (
     stopwatch_on,
     why_no_marks,
 )
-from .mark_budget import MarkBudget, count_chosen
+from ._mark_budget import MarkBudget, count_chosen
 
 _STRANGE = "operators not recorded: the layers of the model are of no known library"
 

@@ -13,37 +13,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...calib.records import Header, LoopRecord, RunRecord, StepFlag
+from ...calib.records.record_kinds import Header, LoopRecord, RunRecord, StepFlag
 from ...calib.units import NS_PER_S
-from ...calib.workload import RecordingDetail
-from ..control import Live, Orders
-from ..process import (
-    RESTART_WINDOWS,
-    CollectionWatch,
-    Guard,
-    NodeTopology,
-    Reference,
-    Settings,
-    forked_rng,
-    in_forked_child,
-    pass_over_package,
-    rank_in_training,
-    reference,
-)
-from ..recording import (
-    NUM_WARMUP_STEPS,
-    RecordingRole,
-    RecordWriter,
-    StepPlan,
-    WindowPlan,
-    header_of,
-    pass_microbatches,
-)
-from .ledger import Ledger, OpenStep, StepGap
-from .trace_turns import PROBE, InstrumentManager, ProbeScheduler, Tracing
+from ...calib.workload.recording import RecordingDetail
+from ..control.live import Live
+from ..control.orders import Orders
+from ..process.events import CollectionWatch, in_forked_child
+from ..process.guard import Guard
+from ..process.host import Reference, reference
+from ..process.inspection import forked_rng
+from ..process.node_topology import NodeTopology
+from ..process.ranks import rank_in_training
+from ..process.settings import RESTART_WINDOWS, Settings
+from ..process.stand_ins import pass_over_package
+from ..recording.exchange import RecordingRole
+from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
+from ..recording.writer import RecordWriter, header_of
+from ._ledger import Ledger, OpenStep, StepGap
+from ._trace_turns import PROBE, InstrumentManager, ProbeScheduler, Tracing
 
 if TYPE_CHECKING:
-    from ..process import Host
+    from ..process.host import Host
 
 _log = logging.getLogger(__name__)
 EVAL = "eval"
@@ -175,7 +165,7 @@ class Session:
         if self._step is None:
             self._fitting.drop()
         if self._index < self._plan.num_warmup:
-            from ..sensors import find_regions
+            from ..sensors.captured import find_regions
 
             num_warmup = max(NUM_WARMUP_STEPS, find_regions(host.models).warmup_steps)
             self._plan = replace(self._plan, num_warmup=num_warmup)

@@ -22,16 +22,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.workload import decode
-from ...hooks.control import SETTINGS_FD
-from ...hooks.process import CompanionSettings
-from ..store import Publisher, place_of
-from .log_lines import log_line
-from .memory_guard import FIT_NBYTES, LOAD_NBYTES, MemoryGuard
-from .status_writer import StatusWriter
+from ...calib.workload.config_json import decode
+from ...hooks.control.companion_link import SETTINGS_FD
+from ...hooks.process.settings import CompanionSettings
+from ..store.publishing import Publisher, place_of
+from ._log_lines import log_line
+from ._memory_guard import FIT_NBYTES, LOAD_NBYTES, MemoryGuard
+from ._status_writer import StatusWriter
 
 if TYPE_CHECKING:
-    from .companion_loop import CompanionLoop
+    from ._companion_loop import CompanionLoop
 
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
@@ -75,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if queue.wait_for_end(_MEMORY_TICK_S):
             publisher.end()
             return 0
-    from ..known import write_links
-    from .companion_loop import CompanionLoop  # loads pandas and the models
+    from ..known.node_links import write_links
+    from ._companion_loop import CompanionLoop  # loads pandas and the models
 
     settings = companion_settings.settings
     write_links(settings.directory / "records" / settings.rank.run_id)
@@ -121,7 +121,7 @@ def _answer(
 def _cache_fit(directory: Path) -> None:
     """Cache the fit that the first ``predict`` or ``plan`` would otherwise have to make."""
     from ...calib.errors import ForerunError
-    from ..known import open_machine
+    from ..known.machines import open_machine
 
     with suppress(ForerunError, OSError):
         open_machine(directory)

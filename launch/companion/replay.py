@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import ConfigError
-from ...calib.importers import TrainingLog
-from ...calib.records import (
+from ...calib.importers.training_log import TrainingLog
+from ...calib.records.files import replace_file
+from ...calib.records.record_kinds import (
     SCHEMA,
     Header,
     LoopRecord,
@@ -18,15 +19,14 @@ from ...calib.records import (
     StepFlag,
     StepRecord,
     WindowRecord,
-    replace_file,
     to_dict,
 )
-from ...calib.workload import Arguments
-from ...hooks.process import CadenceHint, CompanionSettings, RankInfo, Settings
-from ..sinks import Sink
-from ..store import Phase, Publisher, place_of
-from .companion_loop import CompanionLoop
-from .status_writer import StatusWriter
+from ...calib.workload.argument_values import Arguments
+from ...hooks.process.settings import CadenceHint, CompanionSettings, RankInfo, Settings
+from ..sinks.sink import Sink
+from ..store.publishing import Phase, Publisher, place_of
+from ._companion_loop import CompanionLoop
+from ._status_writer import StatusWriter
 
 UNKNOWN_DEVICE = "unknown"
 _NS_PER_S, _FEW_LINES = 1e9, 2

@@ -7,14 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...calib.advice import Plan, plan
-from ...calib.arguments import LayoutConstraint, program_of, ranks_of, split_front, split_launcher
+from ...calib.advice.planning import Plan, plan
+from ...calib.arguments.launchers import ranks_of, split_front
+from ...calib.arguments.megatron_command import program_of, split_launcher
+from ...calib.arguments.short_names import LayoutConstraint
 from ...calib.errors import RecordError
-from ...calib.records import NAME, Launch
-from ...calib.search import Effort
-from ...calib.steps import FittedSteps
-from ...calib.workload import Parallelism, RunConfig
-from ..store import command_words, newest_of_run, read_object, top_of
+from ...calib.records.run_values import NAME, Launch
+from ...calib.search.results import Effort
+from ...calib.steps.model import FittedSteps
+from ...calib.workload.config import RunConfig
+from ...calib.workload.parallelism import Parallelism
+from ..store.run_folders import command_words, newest_of_run, read_object, top_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,23 +8,26 @@ from pathlib import Path
 
 import numpy as np
 
-from ...calib.answers import (
+from ...calib.answers.measured_steps import (
     config_on,
     known_elsewhere,
-    memory_capacity_nbytes,
-    memory_offset_nbytes,
     remaining_layout,
     run_steps,
     steps_on,
-    with_measured_routing,
 )
+from ...calib.answers.routing import with_measured_routing
+from ...calib.answers.run_measurements import memory_capacity_nbytes, memory_offset_nbytes
 from ...calib.errors import ConfigError
-from ...calib.fit import device_prior, is_processor
-from ...calib.memory import known_nbytes, memory_offset
-from ...calib.records import Cluster, StatedNodes, StepRow
-from ...calib.samples import SampleTable
-from ...calib.steps import KnownStep, fit_steps, machine_times, table_steps
-from ...calib.workload import RunConfig
+from ...calib.fit.priors import device_prior, is_processor
+from ...calib.memory.devices import known_nbytes
+from ...calib.memory.peak import memory_offset
+from ...calib.records.cluster import Cluster, StatedNodes
+from ...calib.records.step_rows import StepRow
+from ...calib.samples.table import SampleTable
+from ...calib.steps.known_steps import KnownStep
+from ...calib.steps.model import fit_steps
+from ...calib.steps.step_tables import machine_times, table_steps
+from ...calib.workload.config import RunConfig
 from .machine import Machine
 from .runs import has_run, load
 from .table_files import ImportedTables, read_imported

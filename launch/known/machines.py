@@ -12,9 +12,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from ...calib.errors import ConfigError
-from ...calib.records import StatedNodes
-from ...hooks.process import missing_packages_message
-from ..store import DAMAGE_ERRORS, CachedFile, pack_model, unpack_model
+from ...calib.records.cluster import StatedNodes
+from ...hooks.process.interpreter import missing_packages_message
+from ..store.cached_file import CachedFile
+from ..store.model_archive import DAMAGE_ERRORS, pack_model, unpack_model
 from .machine import Machine as Machine
 from .machine import with_program
 

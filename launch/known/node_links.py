@@ -13,7 +13,8 @@ from ctypes import byref
 from pathlib import Path
 from typing import Any
 
-from ...calib.records import LINKS, Cluster, SeenNode, replace_file
+from ...calib.records.cluster import LINKS, Cluster, SeenNode
+from ...calib.records.files import replace_file
 
 _IS_SWITCH, _IS_GPU = 2, 0
 """``nvmlIntNvLinkDeviceType_t``."""

@@ -10,12 +10,14 @@ from typing import TypeVar
 
 import pandas as pd
 
-from ...calib.answers import known_elsewhere
+from ...calib.answers.measured_steps import known_elsewhere
 from ...calib.errors import ForerunError, RecordError
-from ...calib.samples import SampleTable, build_table, normalise, read_run, read_table, run_ids
-from ...calib.steps import KnownStep
-from ...calib.workload import RunConfig
-from ..store import SAMPLES, missing_run_message, paths_of, top_of
+from ...calib.samples.columns import normalise
+from ...calib.samples.store import read_run, read_table, run_ids
+from ...calib.samples.table import SampleTable, build_table
+from ...calib.steps.known_steps import KnownStep
+from ...calib.workload.config import RunConfig
+from ..store.run_folders import SAMPLES, missing_run_message, paths_of, top_of
 from .table_files import ImportedTables, read_imported
 
 _T = TypeVar("_T")

@@ -14,23 +14,19 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from ...calib.answers import Answer, with_prefix
-from ...calib.differences import normal
+from ...calib.answers.answer import Answer
+from ...calib.answers.transcript import with_prefix
+from ...calib.differences.norms import normal
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from ...calib.fit import device_prior, is_processor
-from ...calib.importers import (
-    NEEDED,
-    REQUIRED,
-    canonical_frame,
-    read_steps,
-    read_table,
-    table_kind,
-    unknown_table_error,
-)
-from ...calib.records import CREATED, StepRow, replace_by, write_text
-from ...calib.samples import check_parquet
-from ...calib.steps import KnownStep
-from ...calib.workload import OperatorKind, RunConfig
+from ...calib.fit.priors import device_prior, is_processor
+from ...calib.importers.canonical_steps import REQUIRED, canonical_frame, read_steps
+from ...calib.importers.canonical_tables import NEEDED, read_table, table_kind, unknown_table_error
+from ...calib.records.files import CREATED, replace_by, write_text
+from ...calib.records.step_rows import StepRow
+from ...calib.samples.store import check_parquet
+from ...calib.steps.known_steps import KnownStep
+from ...calib.workload.config import RunConfig
+from ...calib.workload.operators import OperatorKind
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 IMPORTED = "imported"

@@ -9,29 +9,27 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...calib.arguments import (
+from ...calib.arguments.launchers import ASIDE_VARIABLES, is_of_library, reason
+from ...calib.arguments.megatron_command import Described, program_of, split_launcher
+from ...calib.arguments.megatron_options import (
     ASIDE,
-    ASIDE_VARIABLES,
     MODELLED,
     NAMES,
     SPELLED,
     UNMODELLED_FACTOR,
-    Described,
-    is_of_library,
     moves,
-    program_of,
-    reason,
-    split_launcher,
 )
 from ...calib.errors import CalibrationError
-from ...calib.records import Cluster, Origin, StatedNodes
+from ...calib.records.cluster import Cluster, Origin, StatedNodes
 from ...calib.units import format_bytes
-from ...calib.workload import Fp8Recipe, name_of, option_of
+from ...calib.workload.argument_values import name_of, option_of
+from ...calib.workload.config import Fp8Recipe
 
 if TYPE_CHECKING:
-    from ...calib.workload import Parallelism, RunConfig
-    from ..known import Machine
-    from ..options import LaunchScript
+    from ...calib.workload.config import RunConfig
+    from ...calib.workload.parallelism import Parallelism
+    from ..known.machine import Machine
+    from ..options.launch_scripts import LaunchScript
 
 
 _RELEASES = f"{NAMES['releases'][0]} to {NAMES['releases'][-1]}"
@@ -63,7 +61,7 @@ class OtherRun:
         running = machine.running
         if self.config is None and not self.command:
             return machine, running, ()
-        from ..options import described_run  # needed only here
+        from ..options.config_files import described_run  # needed only here
 
         is_run = machine.steps.base.conditions.is_in_situ
         described = described_run(
@@ -152,7 +150,7 @@ class OtherRun:
 
 
 def _memory_text(config: RunConfig) -> str:
-    from ...calib.memory import memory  # imports numpy
+    from ...calib.memory.peak import memory  # imports numpy
 
     return f"; memory {format_bytes(memory(config).total_nbytes)}"
 
@@ -178,7 +176,7 @@ def _joined(layout: Parallelism, machine: Machine) -> Parallelism:
 
 def _missing_units(config: RunConfig) -> list[str]:
     """Return notes on number formats for which the device has no tensor cores."""
-    from ...calib.fit import device_prior  # slow to import
+    from ...calib.fit.priors import device_prior  # slow to import
 
     notes = []
     if config.is_without_tensor_cores:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...calib.differences import Normal, bus_rates, near_rows, normal
+from ...calib.differences.norms import Normal, bus_rates, near_rows, normal
 from ...calib.errors import CalibrationError
-from ...calib.records import StepRow
+from ...calib.records.step_rows import StepRow
 from ...calib.units import format_frac
-from ..known import FOLDER, has_run, published_rows, read, read_frame
-from ..views import wrapped
+from ..known.runs import has_run, read
+from ..known.table_files import FOLDER, published_rows, read_frame
+from ..views.table import wrapped
 from .run import Run
 
 

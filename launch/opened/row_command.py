@@ -8,32 +8,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from ...calib.advice import Candidate, Plan
-from ...calib.arguments import (
-    MEETING,
-    Change,
-    LaunchLine,
-    Phrase,
-    Word,
-    launch_line,
-    ranks_of,
-    ranks_on_each,
-)
+from ...calib.advice.planning import Candidate, Plan
+from ...calib.arguments.launch_lines import Change, LaunchLine, launch_line
+from ...calib.arguments.launch_words import MEETING, Phrase, Word, ranks_on_each
+from ...calib.arguments.launchers import ranks_of
 from ...calib.errors import ConfigError
-from ...calib.fit import is_processor
-from ...calib.forecast import WholeRun
-from ...calib.memory import Verdict
-from ...calib.records import Launch, replace_file, sealed, stamped
+from ...calib.fit.priors import is_processor
+from ...calib.forecast.whole import WholeRun
+from ...calib.memory.peak import Verdict
+from ...calib.records.files import replace_file, sealed
+from ...calib.records.iso_times import stamped
+from ...calib.records.run_values import Launch
 from ...calib.shell import exported, joined, printable, quoted
 from ...calib.units import format_time
-from ...calib.workload import RunConfig
+from ...calib.workload.config import RunConfig
 from ..batch_text import MARK, one_line, time_option
-from ..known import launch_of_command, launch_of_run
-from .answer_types import PrintableAnswer
+from ..known.machine import launch_of_command, launch_of_run
+from ._answer_types import PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:
-    from ..options import LaunchScript
+    from ..options.launch_scripts import LaunchScript
 
 _MODE = 0o700
 """Owner only, because the script contains the run's arguments."""

@@ -13,39 +13,39 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.arguments import (
-    Described,
-    apply_options,
-    expand,
-    options_of,
-    split_degrees,
-)
+from ...calib.arguments.megatron_args import apply_options
+from ...calib.arguments.megatron_command import Described
+from ...calib.arguments.option_words import options_of
+from ...calib.arguments.short_names import expand, split_degrees
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from ...calib.memory import known_device
-from ...calib.workload import Batch, RunConfig, layout_label
-from ...hooks.process import install_command, is_installed
-from ..options import read_cluster
-from ..store import SAMPLES, missing_run_message, object_of_run, top_of
-from .answer_types import PrintableAnswer
+from ...calib.memory.devices import known_device
+from ...calib.workload.choices import layout_label
+from ...calib.workload.config import Batch, RunConfig
+from ...hooks.process.interpreter import install_command, is_installed
+from ..options.flags import read_cluster
+from ..store.run_folders import SAMPLES, missing_run_message, object_of_run, top_of
+from ._answer_types import PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ...calib.search import Effort
-    from ...calib.workload import AxisValue
-    from ..known import Loaded, Machine
-    from ..options import LaunchScript, Several
-    from ..views import ReportTable
-    from .answer_types import Layout, Model, RunDecision, RunForecast
-    from .layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
-    from .report_answer import ReportAnswer
+    from ...calib.search.results import Effort
+    from ...calib.workload.choices import AxisValue
+    from ..known.machine import Machine
+    from ..known.runs import Loaded
+    from ..options.launch_scripts import LaunchScript
+    from ..options.plan_options import Several
+    from ..views.table import ReportTable
+    from ._answer_types import Layout, Model, RunDecision, RunForecast
+    from ._layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
+    from ._report_answer import ReportAnswer
 
 
 @contextmanager
 def quiet_search(top: int) -> Iterator[Effort]:
     """Provide the effort of a silent search on one processor."""
-    from ...calib.search import Effort
+    from ...calib.search.results import Effort
 
     yield Effort(top=top)
 
@@ -78,7 +78,7 @@ class Run(PrintableAnswer):
         """Run id, or name of the imported machine."""
         if self.asked_run_id is not None:
             return self.asked_run_id
-        from ..known import has_run, newest_run_id
+        from ..known.runs import has_run, newest_run_id
 
         if self.asked_machine is None and has_run(self.directory):
             return newest_run_id(self.directory) or self._loaded.table.run_id
@@ -90,9 +90,9 @@ class Run(PrintableAnswer):
 
         Raises ``CalibrationError`` if the number of steps is unknown.
         """
-        from ...hooks.process import FORECAST
-        from ..store import read_forecasts
-        from .answer_types import RunForecast
+        from ...hooks.process.host_wandb import FORECAST
+        from ..store.forecast_log import read_forecasts
+        from ._answer_types import RunForecast
 
         value = self._read_published(FORECAST) or self.report().to_json()["forecast"]
         if reason := value.get("reason_no_finish"):
@@ -103,7 +103,7 @@ class Run(PrintableAnswer):
     @cached_property
     def decision(self) -> RunDecision:
         """Last published advice; without that file, the report's."""
-        from .answer_types import RunDecision
+        from ._answer_types import RunDecision
 
         value = self._read_published("decision.json") or self.report().to_json()["decision"]
         return RunDecision.of(self.run_id, value)
@@ -132,7 +132,7 @@ class Run(PrintableAnswer):
         Raises ``ConfigError`` for an unknown name and an impossible layout, and
         ``CalibrationError`` if the layout of the run is unknown.
         """
-        from .layout_answers import predicted, words_of
+        from ._layout_answers import predicted, words_of
 
         other = self._other(config, command, anyway, assume_no_effect)
         prediction = predicted(self, words_of(options, layout), other)
@@ -158,8 +158,8 @@ class Run(PrintableAnswer):
 
         Raises ``ConfigError`` for invalid values, and if no layout runs.
         """
-        from ..options import read_question
-        from .layout_answers import planned
+        from ..options.plan_options import read_question
+        from ._layout_answers import planned
 
         question = read_question(device=self.device if device is None else device, **options)
         other = self._other(config, command, anyway, assume_no_effect)
@@ -184,7 +184,7 @@ class Run(PrintableAnswer):
 
         Raises ``ConfigError`` for an invalid name and a layout that cannot run.
         """
-        from .layout_answers import explained
+        from ._layout_answers import explained
 
         described = self._other(config, command, anyway, assume_no_effect)
         return explained(self, layout, other, gpus, described)
@@ -204,8 +204,9 @@ class Run(PrintableAnswer):
     @property
     def steps(self) -> pd.DataFrame:
         """Steps, one row each, with their predictions: docs/python.md."""
-        from ..store import read_forecasts, read_steps
-        from .step_frame import step_frame
+        from ..store.forecast_log import read_forecasts
+        from ..store.run_log import read_steps
+        from ._step_frame import step_frame
 
         table, (top, _) = self._loaded.table, top_of(self.directory)
         made = read_forecasts(top).made.get(table.run_id, ())
@@ -214,14 +215,14 @@ class Run(PrintableAnswer):
     @cached_property
     def layout(self) -> Layout:
         """Running layout."""
-        from .answer_types import Layout
+        from ._answer_types import Layout
 
         return Layout(config=self.machine().running)
 
     @cached_property
     def model(self) -> Model:
         """Sizes of the trained model."""
-        from .answer_types import Model
+        from ._answer_types import Model
 
         return Model.of(self.machine().running.model)
 
@@ -231,8 +232,8 @@ class Run(PrintableAnswer):
         A short or full name of the run's device gives the run's machine.  Raises as
         ``open_machine`` does.
         """
-        from ...calib.fit import UNKNOWN_DEVICE, device_prior
-        from ...calib.memory import known_device
+        from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
+        from ...calib.memory.devices import known_device
 
         device = self.device if device is None else device
         if device is None:
@@ -252,7 +253,7 @@ class Run(PrintableAnswer):
 
     def to_json(self) -> dict[str, Any]:
         """Return run id and directory."""
-        from ...calib.records import stamped
+        from ...calib.records.iso_times import stamped
 
         return stamped({"run_id": self.run_id, "directory": str(self.directory)})
 
@@ -269,8 +270,8 @@ class Run(PrintableAnswer):
                 yield str(err)
 
     def _open(self, device: str | None) -> Machine:
-        from ..known import open_machine
-        from ..options import read_cluster
+        from ..known.machines import open_machine
+        from ..options.flags import read_cluster
 
         if device not in self._opened:
             self._opened[device] = open_machine(
@@ -286,13 +287,13 @@ class Run(PrintableAnswer):
 
     @cached_property
     def _loaded(self) -> Loaded:
-        from ..known import load as read
+        from ..known.runs import load as read
 
         return read(self.directory, self.asked_run_id)
 
     @cached_property
     def _report(self) -> ReportAnswer:
-        from .report_answer import make_report
+        from ._report_answer import make_report
 
         return make_report(self.directory, self._loaded)
 
@@ -311,7 +312,7 @@ class Run(PrintableAnswer):
         anyway: bool,
         assume_no_effect: Sequence[str],
     ) -> OtherRun:
-        from ..options import inner_launch_line, launch_script
+        from ..options.launch_scripts import inner_launch_line, launch_script
 
         return OtherRun(
             script=launch_script(command),
@@ -375,7 +376,7 @@ def load(
             f"--calibrate-dir={home} first"
         )
     if run_id is not None:
-        from ..known import full_run_id
+        from ..known.runs import full_run_id
 
         run_id = full_run_id(home, run_id)
     return Run(
@@ -432,9 +433,11 @@ class Unmeasured(Run):
 
     def _open(self, device: str | None) -> Machine:
         if device not in self._opened:
-            from ...calib.differences import modelled_nearest  # slow to import, like these
-            from ...calib.fit import device_prior, measured_devices
-            from ..known import device_machine, published_rows
+            from ...calib.differences.norms import modelled_nearest  # slow to import, like these
+            from ...calib.fit.priors import device_prior
+            from ...calib.fit.rate_priors import measured_devices
+            from ..known.machine_fits import device_machine
+            from ..known.table_files import published_rows
 
             config = replace(self.described, device=device or self.described.device)
             machine = device_machine(config, read_cluster(self.cluster))
@@ -465,14 +468,8 @@ def unmeasured(
     without them; ``num_ranks``: 0 for the command's number.  Raises ``ConfigError`` if the run or
     its ranks are not described.
     """
-    from ..options import (
-        OpenRun,
-        completed,
-        described_run,
-        inner_launch_line,
-        launch_script,
-        script_hint,
-    )
+    from ..options.config_files import OpenRun, completed, described_run
+    from ..options.launch_scripts import inner_launch_line, launch_script, script_hint
 
     name = known_device(device).driver_name
     base: RunConfig | OpenRun = OpenRun(device=name, num_ranks=num_ranks)

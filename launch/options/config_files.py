@@ -9,36 +9,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.arguments import (
-    GPUS_PER_NODE,
+from ...calib.arguments.hugging_face import from_hugging_face, in_its_precision
+from ...calib.arguments.hugging_face_shape import notes_of_keys
+from ...calib.arguments.launchers import GPUS_PER_NODE, ranks_of
+from ...calib.arguments.megatron_args import apply_options
+from ...calib.arguments.megatron_command import (
     Described,
-    apply_options,
     config_from_command,
     config_from_mapping,
-    expand,
-    from_hugging_face,
-    in_its_precision,
-    is_known,
-    notes_of_keys,
-    options_of,
     program_of,
-    ranks_of,
     ranks_unknown,
     split_launcher,
-    titan_options,
 )
+from ...calib.arguments.megatron_options import is_known
+from ...calib.arguments.option_words import options_of
+from ...calib.arguments.short_names import expand
+from ...calib.arguments.torchtitan_options import titan_options
 from ...calib.errors import ConfigError, UnreadError
 from ...calib.plain_json import parse_json
-from ...calib.workload import (
-    TORCHTITAN,
-    VOCAB_MULTIPLE,
-    Batch,
-    ModelShape,
-    Parallelism,
-    Precision,
-    RunConfig,
-    name_of,
-)
+from ...calib.workload.argument_values import name_of
+from ...calib.workload.config import TORCHTITAN, VOCAB_MULTIPLE, Batch, Precision, RunConfig
+from ...calib.workload.model_shape import ModelShape
+from ...calib.workload.parallelism import Parallelism
 from ...leaves import leaf
 from .launch_scripts import LaunchScript, read_beginning, read_text, script_hint
 

@@ -20,17 +20,11 @@ from ..._forerun_autoload import RANKS, closest_option
 from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
-from ...calib.records import KEYS, StatedNodes, stated_nodes
-from ...calib.workload import DeviceChoice, Flag, Goals, Reads, RunOptions, options
-from ...hooks.process import (
-    SIZES,
-    CadenceHint,
-    RankInfo,
-    Settings,
-    environ_number,
-    interpreter,
-    run_id,
-)
+from ...calib.records.cluster import KEYS, StatedNodes, stated_nodes
+from ...calib.workload.run_options import DeviceChoice, Flag, Goals, Reads, RunOptions, options
+from ...hooks.process import interpreter
+from ...hooks.process.ranks import SIZES, run_id
+from ...hooks.process.settings import CadenceHint, RankInfo, Settings, environ_number
 
 FLAG = FLAGS[1]
 DEVICE = "FORERUN_DEVICE"

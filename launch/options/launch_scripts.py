@@ -14,19 +14,10 @@ from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path, PurePath
 
-from ...calib.arguments import (
-    BATCH,
-    EXPANSION,
-    SHELLS,
-    Word,
-    commands,
-    inline_script,
-    of_options,
-    ranks_of,
-    split_front,
-    split_launcher,
-    split_variables,
-)
+from ...calib.arguments.launch_words import EXPANSION, Word
+from ...calib.arguments.launchers import ranks_of, split_front, split_variables
+from ...calib.arguments.megatron_command import split_launcher
+from ...calib.arguments.shell_text import BATCH, SHELLS, commands, inline_script, of_options
 from ...calib.errors import ConfigError, UnreadError
 
 MAX_NBYTES = 1 << 20

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, TypeAlias
 
-from ...calib.arguments import LayoutConstraint
+from ...calib.arguments.short_names import LayoutConstraint
 from ...calib.errors import ConfigError
-from ...calib.forecast import read_count
-from ...calib.memory import known_device
+from ...calib.forecast.remaining_schedule import read_count
+from ...calib.memory.devices import known_device
 from ...calib.units import GIB
-from ...calib.workload import Batch, RunConfig, at_least_one, at_most, shown, whole
+from ...calib.workload.argument_values import shown, whole
+from ...calib.workload.config import Batch, RunConfig
+from ...calib.workload.model_shape import at_least_one, at_most
 
 NUM_TOP = 10
 """Default number of rows of a plan."""

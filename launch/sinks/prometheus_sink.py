@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...calib.records import CREATED_BY, RUN_VALUES, replace_file
-from ...hooks.process import CompanionSettings
+from ...calib.records.files import CREATED_BY, replace_file
+from ...calib.records.run_values import RUN_VALUES
+from ...hooks.process.settings import CompanionSettings
 from .sink import LatestValues, Sink
 
 EVERY_S = 3.0

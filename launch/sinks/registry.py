@@ -12,9 +12,9 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from ...calib.records import UnsentValues
+from ...calib.records.run_values import UnsentValues
 from ...calib.shell import printable
-from ...hooks.process import CompanionSettings
+from ...hooks.process.settings import CompanionSettings
 from ...leaves import leaf
 from .sink import Sink
 

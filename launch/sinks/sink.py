@@ -10,7 +10,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from ...calib.records import ITERATION
+from ...calib.records.run_values import ITERATION
 
 _T = TypeVar("_T")
 PATIENCE_S = 4.0

@@ -7,11 +7,11 @@ import shutil
 from collections.abc import Mapping
 from datetime import datetime, timezone
 
-from ...calib.records import TIME
+from ...calib.records.run_values import TIME
 from ...calib.units import format_time
-from ...calib.workload import Switch
-from ...hooks.process import CompanionSettings
-from ..known import Ask, ask_slurm
+from ...calib.workload.run_options import Switch
+from ...hooks.process.settings import CompanionSettings
+from ..known.scheduler import Ask, ask_slurm
 from .sink import LatestValues, Sink
 
 EVERY_S = 60.0

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...calib.records import PREFIX, TIME, open_owned
-from ...calib.workload import SinkChoice
-from ...hooks.process import CompanionSettings, is_installed
-from ..views import markdown_rows
+from ...calib.records.files import open_owned
+from ...calib.records.run_values import PREFIX, TIME
+from ...calib.workload.run_options import SinkChoice
+from ...hooks.process.interpreter import is_installed
+from ...hooks.process.settings import CompanionSettings
+from ..views.table import markdown_rows
 from .sink import OFF_UNWRITABLE, Sink, is_writable
 
 FOLDER = "forerun"

@@ -19,9 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...calib.plain_json import parse_json
-from ...calib.records import PREFIX, TIME, iso_time
-from ...calib.workload import SinkChoice
-from ...hooks.process import CompanionSettings
+from ...calib.records.iso_times import iso_time
+from ...calib.records.run_values import PREFIX, TIME
+from ...calib.workload.run_options import SinkChoice
+from ...hooks.process.settings import CompanionSettings
 from .sink import LatestValues, Sink
 
 VARIABLE = "KUBEFLOW_TRAINER_SERVER_"

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
-from ...calib.records import CREATED, ITERATION, PREFIX, TIME, replace_file
-from ...calib.workload import WandbMode
-from ...hooks.process import (
+from ...calib.records.files import CREATED, replace_file
+from ...calib.records.run_values import ITERATION, PREFIX, TIME
+from ...calib.workload.run_options import WandbMode
+from ...hooks.process.host_wandb import (
     HOST_TABLES,
     HOST_VALUES,
-    CompanionSettings,
     attach_report,
     define_steps,
-    is_installed,
     wandb_table,
 )
-from ..store import place_of
+from ...hooks.process.interpreter import is_installed
+from ...hooks.process.settings import CompanionSettings
+from ..store.publishing import place_of
 from .sink import OFF_UNWRITABLE, Sink, ThrottledSender, is_writable
 
 _MOMENT = "_timestamp"

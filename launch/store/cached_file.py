@@ -13,7 +13,8 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...calib.records import LAUNCH, PRIVATE, RUNS, is_ours, replace_file
+from ...calib.records.files import PRIVATE, is_ours, replace_file
+from ...calib.records.run_values import LAUNCH, RUNS
 from ..store.run_folders import read_bounded, top_of
 
 _MOST_NBYTES = 64 << 20

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import RecordError
-from ...calib.forecast import Ended, Evaluation, PastForecast, evaluate
-from ...calib.records import append_line, read_lines, with_iso_times
+from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
+from ...calib.records.files import append_line, read_lines
+from ...calib.records.iso_times import with_iso_times
 from ...calib.units import format_frac
-from ...calib.workload import Goals
+from ...calib.workload.run_options import Goals
 from .publishing import FORECAST, Place, forecasts_path
 from .run_folders import newest_of_run
 
 if TYPE_CHECKING:
-    from ...calib.answers import Answer
-    from ...calib.forecast import RemainingRun
-    from ...calib.workload import RunConfig
+    from ...calib.answers.answer import Answer
+    from ...calib.forecast.rates import RemainingRun
+    from ...calib.workload.config import RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ def read_remaining_run(
     None if the directory has no forecast of that run, or no steps remain.  Price and restart cost
     are those stated for the run, unless a price is given here.
     """
-    from ...calib.forecast import RemainingRun  # slow to import
+    from ...calib.forecast.rates import RemainingRun  # slow to import
 
     newest = newest_of_run(directory, FORECAST, run_id)
     remaining = None if newest is None else RemainingRun.from_forecast(newest, running, step_time_s)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...calib.records import LAUNCH, LONGEST_S, MARKER, PRIVATE, RUNS, replace_file, with_iso_times
-from ...hooks.process import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
+from ...calib.records.files import PRIVATE, replace_file
+from ...calib.records.iso_times import LONGEST_S, with_iso_times
+from ...calib.records.run_values import LAUNCH, MARKER, RUNS
+from ...hooks.process.launch_identity import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
 from .publishing import FORECAST, ForecastFile, typed
 from .run_folders import command_words, finite_number, read_object
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ... import calib
 from ...calib.errors import ForerunError
-from ...calib.records import CREATED_BY
+from ...calib.records.files import CREATED_BY
 
 _REST = "rest"
 DAMAGE_ERRORS = (

@@ -23,22 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...calib.records import (
-    CREATED,
-    LAUNCH,
-    RUNS,
-    is_ours,
-    refuse_foreign,
-    replace_by,
-    replace_file,
-    with_iso_times,
-)
-from ...hooks.process import FORECAST as FORECAST
-from ...hooks.process import boot_id, launch_folder, process_start
+from ...calib.records.files import CREATED, is_ours, refuse_foreign, replace_by, replace_file
+from ...calib.records.iso_times import with_iso_times
+from ...calib.records.run_values import LAUNCH, RUNS
+from ...hooks.process.host_wandb import FORECAST as FORECAST
+from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
 from .run_folders import finite_number, read_object
 
 if TYPE_CHECKING:
-    from ...hooks.process import CompanionSettings
+    from ...hooks.process.settings import CompanionSettings
 
 
 _T = TypeVar("_T", "StatusFile", "ForecastFile")

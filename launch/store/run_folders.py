@@ -14,7 +14,8 @@ from typing import Any
 
 from ...calib.errors import RecordError
 from ...calib.plain_json import parse_json
-from ...calib.records import LAUNCH, RUNS, read_json
+from ...calib.records.files import read_json
+from ...calib.records.run_values import LAUNCH, RUNS
 from ...calib.shell import is_word
 
 SAMPLES = "samples.parquet"

@@ -10,15 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ...calib.answers import Answer
-from ...calib.forecast import (
-    AdaptiveInterval,
-    Ended,
-    Evaluation,
-    StepTally,
-    evaluate,
-)
-from ...calib.records import TIME, hours_remaining, progress, replace_by
+from ...calib.answers.answer import Answer
+from ...calib.forecast.adaptive import AdaptiveInterval
+from ...calib.forecast.evaluation import Ended, Evaluation, StepTally, evaluate
+from ...calib.records.files import replace_by
+from ...calib.records.run_values import TIME, hours_remaining, progress
 from ...calib.units import format_frac
 from .forecast_log import append_end, read_forecasts
 from .publishing import Place
@@ -344,7 +340,7 @@ def read_steps(directory: Path, run_id: str) -> pd.DataFrame | None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from ...calib.samples import check_parquet
+    from ...calib.samples.store import check_parquet
 
     for path in paths_of(directory, STEPS):
         try:

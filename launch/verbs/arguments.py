@@ -11,9 +11,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...calib.records import stamped
+from ...calib.records.iso_times import stamped
 from ...calib.shell import printable
-from ...calib.workload import shown
+from ...calib.workload.argument_values import shown
 
 
 class ExitCode(IntEnum):
@@ -120,8 +120,8 @@ def untaken_option_message(
     verbs: dict[str, argparse.ArgumentParser], verb: str, words: Sequence[str]
 ) -> str:
     """Return the error for an unknown option: the closest one, or the verbs that take it."""
-    from ...calib.workload import NAMED_CHOICES
-    from ..options import script_hint
+    from ...calib.workload.choices import NAMED_CHOICES
+    from ..options.launch_scripts import script_hint
 
     taken = {name: set(sub._option_string_actions) for name, sub in verbs.items()}
     option = next((word for word in words if word[:1] == "-"), "")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ...calib.errors import ConfigError
-from ...calib.workload import shown
+from ...calib.workload.argument_values import shown
 from .arguments import ExitCode, add_schema, declare, print_json, print_notes
 
 if TYPE_CHECKING:
-    from ...calib.samples import SampleTable
+    from ...calib.samples.table import SampleTable
 
 _DESCRIPTION = (
     "A and B are directories that --calibrate-dir named, or DIR@WINDOW for windows of a run: DIR@1 "
@@ -44,8 +44,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print B compared with A; return 1 if B is slower by more than ``--fail-over``, 3 if the runs
     cannot be compared."""
-    from ...calib.differences import Verdict, difference
-    from ..views import difference_lines, difference_markdown
+    from ...calib.differences.levels import Verdict
+    from ...calib.differences.two_runs import difference
+    from ..views.explain_text import difference_lines, difference_markdown
 
     first, second = run_selections(args)
     answer = difference(_table(*first), _table(*second))
@@ -97,8 +98,8 @@ def _run_selection(text: str, run_id: str | None) -> RunSelection:
 
 def _table(directory: Path, run_id: str | None, windows: tuple[int, ...]) -> SampleTable:
     """Return the selected windows of a run; damaged records are reported on standard error."""
-    from ...calib.samples import only_windows, windows_of
-    from ..known import read
+    from ...calib.samples.table import only_windows, windows_of
+    from ..known.runs import read
 
     loaded = read(directory, run_id)
     print_notes(*loaded.problems)

@@ -19,22 +19,24 @@ from pathlib import Path
 from shutil import which
 
 from ... import _forerun_autoload as entry
-from ...calib.arguments import split_launcher, split_variables, variables_of
+from ...calib.arguments.launchers import split_variables, variables_of
+from ...calib.arguments.megatron_command import split_launcher
 from ...calib.errors import ConfigError
-from ...calib.records import Cluster
-from ...hooks.process import (
+from ...calib.records.cluster import Cluster
+from ...hooks.process.interpreter import (
     PACKAGES,
     VARIABLE,
-    detect_node,
     install_command,
     install_origin,
     install_source,
     installed_version,
     missing_packages,
 )
+from ...hooks.process.node_topology import detect_node
 from ...leaves import leaf
-from ..known import detect_links
-from ..options import inner_launch_line, parse
+from ..known.node_links import detect_links
+from ..options.flags import parse
+from ..options.launch_scripts import inner_launch_line
 from .arguments import RUN_ID, add_schema, declare, print_json, print_notes
 
 _DESCRIPTION = (

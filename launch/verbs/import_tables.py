@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.plain_json import parse_json
-from ...hooks.process import safe_launch_id
+from ...hooks.process.launch_identity import safe_launch_id
 from ...leaves import has_leaf, leaf
 from .arguments import ExitCode, declare, print_json, print_notes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ...calib.importers import TraceShares
+    from ...calib.importers.kineto_origins import TraceShares
 
 _DESCRIPTION = (
     "kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
     With ``steps``, each table becomes a file in a directory.
     """
-    from ..known import check_ending, write_frame
+    from ..known.table_files import check_ending, write_frame
 
     if args.source == "nccl-inspector" and not args.device:
         raise ConfigError("logs of nccl-inspector name no device; give its name with --device NAME")
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import_machine(args: argparse.Namespace) -> int:
-    from ..known import import_table
+    from ..known.table_files import import_table
 
     rows = []
     for one in [import_table(path, args.out) for path in args.files]:
@@ -134,7 +134,7 @@ def _import_machine(args: argparse.Namespace) -> int:
 
 def _import_log(args: argparse.Namespace) -> int:
     read_training_log = leaf(_READERS["log"], __package__ or "")
-    from ..companion import LoggedRun, replay_log
+    from ..companion.replay import LoggedRun, replay_log
 
     names = " and ".join(path.name for path in args.files)
     log = read_training_log([_bytes(path).decode(errors="replace") for path in args.files], names)
@@ -221,7 +221,7 @@ def _nccl_inspector(path: Path, args: argparse.Namespace, tables: _Tables) -> No
 
 def _join_ranks(args: argparse.Namespace, tables: _Tables) -> None:
     """Make one table of the operations that are in the files of several ranks."""
-    from ...calib.importers import joined_ranks
+    from ...calib.importers.rank_operations import joined_ranks
 
     if filled := [rows for rows in tables.rank_operations if len(rows)]:
         rows, notes = joined_ranks(filled, "traces" if args.source == "kineto" else "logs")

@@ -11,27 +11,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...calib.arguments import (
+from ...calib.arguments.launchers import split_variables
+from ...calib.arguments.megatron_command import (
     Described,
     config_from_command,
     program_of,
     split_launcher,
-    split_variables,
 )
 from ...calib.errors import ConfigError
-from ...calib.lint import Flaw, lint, stated_launch
-from ...calib.memory import known_device
+from ...calib.lint.linter import Flaw, lint
+from ...calib.lint.rule import stated_launch
+from ...calib.memory.devices import known_device
 from ...calib.shell import quoted
 from ...calib.units import HOUR_S, format_bytes
-from ...calib.workload import at_least_one, at_most
-from ..opened import OtherRun
-from ..options import inner_launch_line
+from ...calib.workload.model_shape import at_least_one, at_most
+from ..opened.other_run import OtherRun
+from ..options.launch_scripts import inner_launch_line
 from .arguments import ExitCode, print_json, print_notes
 from .run_arguments import open_run
 
 if TYPE_CHECKING:
-    from ...calib.lint import Pricing
-    from ..known import Machine
+    from ...calib.lint.pricing import Pricing
+    from ..known.machine import Machine
 
 _SOME_DEVICE = "accelerator"
 """Device assumed for a command without a stated device: some GPU."""
@@ -94,7 +95,7 @@ def _alone(args: argparse.Namespace) -> _LintTarget:
         config = replace(described.config, device="cpu" if is_cpu else _SOME_DEVICE)
         return _LintTarget(words=args.command, described=replace(described, config=config))
     config = replace(described.config, device=known_device(args.device).driver_name)
-    from ..known import device_machine  # slow to import
+    from ..known.machine_fits import device_machine  # slow to import
 
     described = replace(described, config=config)
     return _LintTarget(words=args.command, described=described, machine=device_machine(config))
@@ -102,7 +103,7 @@ def _alone(args: argparse.Namespace) -> _LintTarget:
 
 def _with_directory(args: argparse.Namespace) -> _LintTarget:
     """Return the target of a run's launch, or of another command on its calibration."""
-    from ..known import launch_of_run
+    from ..known.machine import launch_of_run
 
     machine = open_run(args).machine()
     running, par = machine.running, machine.running.parallelism
@@ -145,7 +146,7 @@ def _pricing(args: argparse.Namespace, target: _LintTarget) -> Pricing | None:
         if why := OtherRun(command=tuple(args.command)).open_names(target.described, running):
             print_notes(f"nothing is priced: {why.partition(', so there')[0]}")
             return None
-    from ...calib.lint import Pricing  # only needed with a machine
+    from ...calib.lint.pricing import Pricing  # only needed with a machine
 
     return Pricing(
         config=target.described.config,

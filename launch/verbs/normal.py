@@ -18,10 +18,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print whether the run is as fast as published ones, and what differs."""
-    from ..opened import (  # slow to import
-        place_among_published,
-        placement_lines,
-    )
+    from ..opened.placement import place_among_published, placement_lines  # slow to import
 
     opened_run = open_run(args)
     answer = place_among_published(opened_run)

@@ -9,13 +9,13 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ...calib.shell import printable
-from ...calib.workload import NAMED_CHOICES
-from ..options import PLAN_OPTIONS
+from ...calib.workload.choices import NAMED_CHOICES
+from ..options.plan_options import PLAN_OPTIONS
 from .arguments import ExitCode, add_schema, declare, print_json, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
 
 if TYPE_CHECKING:
-    from ..opened import RowCommand
+    from ..opened.row_command import RowCommand
 
 _ROWS = """
 --show N      print the whole launch command of row N (0: the running layout)
@@ -68,8 +68,8 @@ def _print(row: RowCommand) -> None:
     """Print a row with its changes and diff; on a terminal, new words are highlighted."""
     from rich.text import Text
 
-    from ..opened import BREAK
-    from ..views import console
+    from ..opened.row_command import BREAK
+    from ..views.table import console
 
     out, line = console(), row.line
     print(row.title)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...calib.workload import NAMED_CHOICES
-from ..options import PLAN_OPTIONS
+from ...calib.workload.choices import NAMED_CHOICES
+from ..options.plan_options import PLAN_OPTIONS
 from .arguments import TIMELINE, ExitCode, add_schema, declare, print_notes
 from .run_arguments import add_evidence, add_run, open_run, other_run, show_answer
 

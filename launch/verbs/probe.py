@@ -17,26 +17,23 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import ConfigError
-from ...calib.records import replace_file
+from ...calib.records.files import replace_file
 from ...calib.units import format_bytes, format_time
-from ...calib.workload import (
-    Batch,
-    Collective,
-    ModelShape,
-    Operator,
-    Parallelism,
-    Precision,
-    RunConfig,
-)
-from ...hooks.process import NodeTopology, RankInfo
-from ..known import detect_links
+from ...calib.workload.collectives import Collective
+from ...calib.workload.config import Batch, Precision, RunConfig
+from ...calib.workload.model_shape import ModelShape
+from ...calib.workload.operators import Operator
+from ...calib.workload.parallelism import Parallelism
+from ...hooks.process.node_topology import NodeTopology
+from ...hooks.process.settings import RankInfo
+from ..known.node_links import detect_links
 from .arguments import ExitCode, declare, print_json
 
 if TYPE_CHECKING:
     import torch
 
-    from ...calib.records import Record
-    from ...hooks.sensors import Stopwatch
+    from ...calib.records.record_kinds import Record
+    from ...hooks.sensors.stopwatch import Stopwatch
 
 _DESCRIPTION = (
     "Products, memory and the operators of a layout; under torchrun collectives as well: torchrun "
@@ -63,7 +60,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, write this rank's records, and print the results on rank 0."""
-    from ..options import rank_info
+    from ..options.flags import rank_info
 
     if not 0 < args.seconds < float("inf"):
         raise ConfigError(f"--seconds {args.seconds} is not a time; give a number above 0")
@@ -99,7 +96,7 @@ def _device(rank: RankInfo) -> tuple[torch.device, str]:
 
 def _config(args: argparse.Namespace, rank: RankInfo, device: str) -> RunConfig:
     """Return the requested layout, or a GPT whose size suits the device."""
-    from ..options import described_run
+    from ..options.config_files import described_run
 
     usual = _usual(rank, device)
     num_ranks = usual.parallelism.num_ranks
@@ -135,7 +132,7 @@ def _usual(rank: RankInfo, device: str) -> RunConfig:
 def _measure(
     args: argparse.Namespace, config: RunConfig, device: torch.device, *, is_joined: bool
 ) -> Iterator[Record]:
-    from ...hooks.probing import Sweep
+    from ...hooks.probing.probe_sweep import Sweep
 
     has_operators = args.operators or not args.collectives
     has_transfers = is_joined and (args.collectives or not args.operators)
@@ -148,7 +145,7 @@ def _measure(
 
 
 def _stopwatch(device: torch.device) -> Stopwatch:
-    from ...hooks.sensors import DeviceStopwatch, HostStopwatch
+    from ...hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
 
     if device.type != "cuda":
         return HostStopwatch()
@@ -161,7 +158,8 @@ def _write(
     directory: Path, rank: RankInfo, device: str, config: RunConfig, records: Iterable[Record]
 ) -> None:
     """Write one file per rank, as hooks do."""
-    from ...calib.records import SCHEMA, Cluster, Header, RunRecord, WindowRecord, to_dict
+    from ...calib.records.cluster import Cluster
+    from ...calib.records.record_kinds import SCHEMA, Header, RunRecord, WindowRecord, to_dict
 
     cluster = Cluster.from_json(NodeTopology(rank, os.environ).cluster_json())
     if cluster.seen:
@@ -186,7 +184,7 @@ def _show(
     args: argparse.Namespace, records: Sequence[Record], device: torch.device, name: str
 ) -> None:
     """Print the measurements of this rank."""
-    from ...hooks.probing import copy_bytes_per_s
+    from ...hooks.probing.probe_sweep import copy_bytes_per_s
 
     operators, transfers = list(_operator_rows(records)), list(_transfer_rows(records))
     copies = copy_bytes_per_s(device)
@@ -194,7 +192,7 @@ def _show(
         value = {"device": name, "copy_bytes_per_s": copies, "operators": operators}
         print_json({**value, "collectives": transfers, "directory": str(args.out)})
         return
-    from ..views import ReportTable, console, show_table
+    from ..views.table import ReportTable, console, show_table
 
     out = console()
     peak = max((row["flop_per_s"] for row in operators), default=0.0)
@@ -211,8 +209,8 @@ def _show(
 
 
 def _operator_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
-    from ...calib.fit import work
-    from ...calib.records import OperatorRecord
+    from ...calib.fit.laws import work
+    from ...calib.records.record_kinds import OperatorRecord
 
     times: defaultdict[Operator, list[int]] = defaultdict(list)
     for record in records:
@@ -235,8 +233,8 @@ def _operator_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
 
 def _transfer_rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     """Yield each transfer once, whatever its roles; bandwidths as defined by nccl-tests."""
-    from ...calib.network import bus_factor
-    from ...calib.records import CollectiveRecord
+    from ...calib.network.groups import bus_factor
+    from ...calib.records.record_kinds import CollectiveRecord
 
     times: defaultdict[tuple[Collective, int, int], list[int]] = defaultdict(list)
     seen: set[tuple[str, int]] = set()

@@ -15,8 +15,9 @@ from operator import itemgetter
 from typing import Any
 
 from ...calib.errors import RecordError
-from ...calib.records import CREATED
-from ..store import CachedFile, missing_run_message
+from ...calib.records.files import CREATED
+from ..store.cached_file import CachedFile
+from ..store.run_folders import missing_run_message
 from .arguments import ExitCode, add_file_schema, declare, print_json
 from .run_arguments import add_run
 
@@ -54,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _answer(args: argparse.Namespace) -> int:
-    from ..opened import load
-    from ..views import print_parts  # slow to import
+    from ..opened.run import load
+    from ..views.table import print_parts  # slow to import
 
     if lacking := missing_run_message(args.directory):
         raise RecordError(lacking)

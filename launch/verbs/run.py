@@ -16,32 +16,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..._forerun_autoload import is_off
-from ...calib.arguments import MASK, masked_command
+from ...calib.arguments.passed_on import MASK, masked_command
 from ...calib.errors import ConfigError
-from ...calib.records import LONGEST_S
+from ...calib.records.iso_times import LONGEST_S
 from ...calib.shell import joined
-from ...calib.workload import OnAdvice, RunOptions, encode, encode_fields
+from ...calib.workload.config_json import encode, encode_fields
+from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..batch_text import time_option
-from ..options import FLAGS, split
-from ..store import launch_id
-from ..wrapper import (
-    GIVEN,
-    Allocation,
-    Outcome,
-    WrapOptions,
-    WrappedLaunch,
-    allocation,
-    duration_s,
+from ..options.flags import FLAGS, split
+from ..store.launch_files import launch_id
+from ..wrapper.log_lines import (
     finish,
     log_error,
     log_line,
-    num_jobs,
     print_line,
-    relaunch,
     reserve_standard_descriptors,
-    script,
-    try_write_script,
 )
+from ..wrapper.resubmit import relaunch, script, try_write_script
+from ..wrapper.slurm import GIVEN, Allocation, allocation, duration_s, num_jobs
+from ..wrapper.wrapped import Outcome, WrapOptions, WrappedLaunch
 from .arguments import declare
 
 STOP_EXIT_CODE = 93

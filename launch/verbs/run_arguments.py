@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import ConfigError
-from ...calib.memory import known_device
-from ...calib.workload import whole
+from ...calib.memory.devices import known_device
+from ...calib.workload.argument_values import whole
 from .arguments import CLUSTER, DIRECTORY, RUN_ID, declare, print_json, print_notes
 
 if TYPE_CHECKING:
-    from ..opened import Run
+    from ..opened.run import Run
 
 NO_DIRECTORY = "-"
 """Placeholder for DIR: published measurements replace a run."""
@@ -54,11 +54,11 @@ def add_evidence(sub: argparse.ArgumentParser) -> None:
 def open_run(args: argparse.Namespace) -> Run:
     """Return the run of a directory with the evidence from the options and a verb's search effort;
     without a directory, an unmeasured run on a device."""
-    from ..opened import load
-    from ..views import search_effort
+    from ..opened.run import load
+    from ..views.progress import search_effort
 
     if str(args.directory) == NO_DIRECTORY:
-        from ..opened import unmeasured
+        from ..opened.run import unmeasured
 
         if args.device is None:
             raise ConfigError("--device NAME is missing; give one, such as H100, or DIR first")
@@ -95,7 +95,7 @@ def show_answer(args: argparse.Namespace, answer: Any) -> None:
     if args.json:
         print_json(answer.to_json())
     else:
-        from ..views import print_parts  # slow to import
+        from ..views.table import print_parts  # slow to import
 
         print_parts(answer.parts())
     if getattr(args, "timeline", None) is not None:
@@ -134,7 +134,7 @@ def _num_ranks(args: argparse.Namespace) -> int:
 def _run_words(args: argparse.Namespace) -> list[str]:
     """Return the Megatron options that complete a ``config.json``."""
     words = [word for word in args.options if not word.startswith("--gpus=")]
-    from ..options import read_batch  # used for few questions only
+    from ..options.plan_options import read_batch  # used for few questions only
 
     rule = read_batch(getattr(args, "global_batch_size", None) or "")
     each = rule.samples_per_rank or int(rule.follows_ranks)

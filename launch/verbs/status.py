@@ -16,30 +16,27 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from ...calib.errors import RecordError
-from ...calib.forecast import Ended
-from ...calib.records import LAUNCH, MARKER, RUNS, Action, action_text, iso_time, with_iso_times
+from ...calib.forecast.evaluation import Ended
+from ...calib.records.iso_times import Action, action_text, iso_time, with_iso_times
+from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...calib.shell import printable_lines
 from ...calib.units import format_time
-from ...calib.workload import Encoded
-from ...hooks.process import is_installed
-from ..store import (
+from ...calib.workload.config_json import Encoded
+from ...hooks.process.interpreter import is_installed
+from ..store.forecast_log import Logged, read_forecasts
+from ..store.publishing import (
     FORECAST,
     OWNER,
     STALE_S,
     STATUS,
     ForecastFile,
-    Logged,
     Phase,
     StatusFile,
-    finite_number,
     is_live,
-    missing_run_message,
-    read_forecasts,
-    read_object,
     status_of,
-    top_of,
     typed,
 )
+from ..store.run_folders import finite_number, missing_run_message, read_object, top_of
 from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, print_notes
 
 _DESCRIPTION = (
@@ -520,7 +517,7 @@ def _screen() -> Iterator[Show]:
     from rich.live import Live
     from rich.text import Text
 
-    from ..views import console
+    from ..views.table import console
 
     # Past the filter of controls, which it draws with: its text is filtered before.
     with Live(auto_refresh=False, console=console(getattr(sys.stdout, "stream", None))) as live:

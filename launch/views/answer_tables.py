@@ -8,27 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from ...calib.advice import (
-    TRUSTED_FACTOR,
-    Candidate,
-    Growth,
-    Plan,
-    ScalePoint,
-    Scaling,
-    exclusion_reason,
-)
-from ...calib.fit import Source
-from ...calib.forecast import (
-    Coverage,
-    Evaluation,
-    RemainingRun,
-    RemainingRunCost,
-    WholeRun,
-    remaining_run_cost,
-)
-from ...calib.memory import Verdict
+from ...calib.advice.planning import Candidate, Plan, exclusion_reason
+from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, ScalePoint, Scaling
+from ...calib.fit.estimates import Source
+from ...calib.forecast.evaluation import Coverage, Evaluation
+from ...calib.forecast.rates import RemainingRun, RemainingRunCost, remaining_run_cost
+from ...calib.forecast.whole import WholeRun
+from ...calib.memory.peak import Verdict
 from ...calib.shell import printable
-from ...calib.timeline import PART_TEXTS
+from ...calib.timeline.terms import PART_TEXTS
 from ...calib.units import TERA, format_count, format_frac, format_time
 from .table import (
     Cell,
@@ -44,9 +32,9 @@ from .table import (
 )
 
 if TYPE_CHECKING:
-    from ...calib.answers import Answer, Modelled
-    from ...calib.drift import Clock
-    from ...calib.regressors import Estimate
+    from ...calib.answers.answer import Answer, Modelled
+    from ...calib.drift.stragglers import Clock
+    from ...calib.regressors.estimate import Estimate
 
 
 NEGLIGIBLE_S = 1e-6

@@ -15,41 +15,28 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from ... import __version__
-from ...calib.advice import Plan
-from ...calib.answers import (
-    PREDICTED,
-    PREFIX,
-    Answer,
-    Request,
-    duration_s,
-    ended_text,
-    format_moment,
-    run_line,
-    step_trace,
-)
-from ...calib.forecast import Evaluation, PastForecast, remaining_run_cost
-from ...calib.records import CREATED, OPEN, PRIVATE, with_iso_times, write_json, write_text
-from ...calib.samples import SampleTable, write_table
+from ...calib.advice.planning import Plan
+from ...calib.answers.answer import Answer
+from ...calib.answers.finish_line import duration_s, ended_text, format_moment
+from ...calib.answers.request import Request
+from ...calib.answers.step_traces import PREDICTED, step_trace
+from ...calib.answers.transcript import PREFIX, run_line
+from ...calib.forecast.evaluation import Evaluation, PastForecast
+from ...calib.forecast.rates import remaining_run_cost
+from ...calib.records.files import CREATED, OPEN, PRIVATE, write_json, write_text
+from ...calib.records.iso_times import with_iso_times
+from ...calib.samples.store import write_table
+from ...calib.samples.table import SampleTable
 from ...calib.shell import printable_lines, quoted
-from ...calib.timeline import MeasuredSpan
+from ...calib.timeline.items import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
-from ...hooks.process import FORECAST
+from ...hooks.process.host_wandb import FORECAST
 from ...leaves import leaf
-from ..store import (
-    FORECASTS,
-    MAX_STORED_POINTS,
-    SAMPLES,
-    STEPS,
-    Place,
-    RunLog,
-    StepPoint,
-    append_forecast,
-    finish_line,
-    read_forecasts,
-    write_each,
-    write_steps,
-)
-from ..views.canvas import CHART, Drawing, schemes
+from ..store.forecast_log import append_forecast, finish_line, read_forecasts
+from ..store.publishing import FORECASTS, Place, write_each
+from ..store.run_folders import SAMPLES
+from ..store.run_log import MAX_STORED_POINTS, STEPS, RunLog, StepPoint, write_steps
+from ..views._canvas import CHART, Drawing, schemes
 from ..views.charts import (
     finish_chart,
     layouts_chart,

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...calib.advice import Candidate, Difference, Explained, Explanation, Plan, TermTime
-from ...calib.answers import format_moment
-from ...calib.forecast import PastForecast
-from ...calib.memory import Verdict
-from ...calib.timeline import TERM_TEXTS
+from ...calib.advice.explanation import Difference, Explained, Explanation, TermTime
+from ...calib.advice.planning import Candidate, Plan
+from ...calib.answers.finish_line import format_moment
+from ...calib.forecast.evaluation import PastForecast
+from ...calib.memory.peak import Verdict
+from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
-from ..store import StepPoint
-from .canvas import (
+from ..store.run_log import StepPoint
+from ._canvas import (
     Canvas,
     Drawing,
     Plot,

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...calib.advice import Change
 from ...calib.advice import explanation as explain
-from ...calib.fit import Source
-from ...calib.timeline import TERM_TEXTS, Term
+from ...calib.advice.explanation import Change
+from ...calib.fit.estimates import Source
+from ...calib.timeline.terms import TERM_TEXTS, Term
 from ...calib.units import format_count, format_frac, format_time
 from .table import COLUMNS, Part, ReportTable, markdown_rows, text_of, wrapped
 
 if TYPE_CHECKING:
-    from ...calib.differences import Difference, Side, TermChange
+    from ...calib.differences.levels import Difference, Side, TermChange
 
 _CHOICE, _MOST_TERMS = 29, 10
 _SMALL_FRAC = 0.005
@@ -201,7 +201,8 @@ def _changes(difference: Difference) -> ReportTable | None:
     None if the runs cannot be compared.
     """
     # Slow to import, and needed only here.
-    from ...calib.differences import ALL_ELSE, Verdict
+    from ...calib.differences.levels import Verdict
+    from ...calib.differences.terms import ALL_ELSE
 
     if difference.verdict is Verdict.NOT_COMPARABLE:
         return None

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from ...calib.search import Effort
+    from ...calib.search.results import Effort
 
 SILENT_S = 2.0
 """Shorter waits show no progress."""
@@ -71,7 +71,7 @@ class Bar:
 def search_effort(top: int) -> Iterator[Effort]:
     """Provide the effort of a search for ``top`` layouts, with progress; the first Ctrl-C stops the
     search, a second one ends the verb as usual."""
-    from ...calib.search import Effort
+    from ...calib.search.results import Effort
 
     interrupts: list[int] = []
 

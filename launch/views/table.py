@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ...calib.shell import printable
 from ...calib.units import format_bytes, format_count, format_frac, format_time
-from ...hooks.process import install_command, is_installed
+from ...hooks.process.interpreter import install_command, is_installed
 
 if not is_installed("rich"):  # reported before any error about a directory
     raise ImportError(f"tables need rich; {install_command()}")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ...calib.advice import Candidate
-from ...calib.answers import predict_words
+from ...calib.advice.planning import Candidate
+from ...calib.answers.what_if import predict_words
 from ...calib.shell import joined, quoted
-from ...calib.workload import LABELLED_CHOICES, RunConfig, axis_value
+from ...calib.workload.choices import LABELLED_CHOICES, axis_value
+from ...calib.workload.config import RunConfig
 from .answer_tables import AGAINST_CELLS, FITS_CELLS, STEP_CELLS
 from .table import ReportTable, count_cell, table_of, whole_cell
 

@@ -7,12 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from ...calib.arguments import is_of_library, unmask_arguments
-from ...calib.records import replace_file, sealed
+from ...calib.arguments.launchers import is_of_library
+from ...calib.arguments.passed_on import unmask_arguments
+from ...calib.records.files import replace_file, sealed
 from ...calib.shell import assigned, is_variable, quoted
-from ...hooks.process import is_module
+from ...hooks.process.launch_note import is_module
 from ..batch_text import MARK, one_line
-from ..options import split
+from ..options.flags import split
 from .log_lines import log_line
 
 _SUBMITTED = {

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ..known import Ask, ask_slurm
+from ..known.scheduler import Ask, ask_slurm
 
 # Slurm reports the absence of a limit as a time far in the future.
 _YEAR_S = 365 * 86400.0

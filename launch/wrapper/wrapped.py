@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...hooks.process import LAUNCH_ID
-from ..known import ask_slurm
-from ..options import LIMIT, REQUESTS
-from ..store import LaunchFiles, NewestForecast, Stopped
-from .children import END, WARN, ProcessTree, SignalInbox
+from ...hooks.process.launch_identity import LAUNCH_ID
+from ..known.scheduler import ask_slurm
+from ..options.flags import LIMIT, REQUESTS
+from ..store.launch_files import LaunchFiles, NewestForecast, Stopped
+from ._children import END, WARN, ProcessTree, SignalInbox
 from .log_lines import log_line
 from .slurm import GIVEN, Allocation, allocation
 

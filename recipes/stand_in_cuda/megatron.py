@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ...hooks.process import when_imported
+from ...hooks.process.post_import import when_imported
 
 HELPERS = "megatron.core.datasets.helpers_cpp"
 NEED_TRITON = (

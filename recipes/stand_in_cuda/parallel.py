@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from ...hooks.process import when_imported
+from ...hooks.process.post_import import when_imported
 from .device import CPU
 
 

@@ -15,7 +15,7 @@ from companion_settings import companion_settings
 
 from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
 from forerun.calib.workload.run_options import SinkChoice, WandbMode
-from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks import registry
 from forerun.launch.sinks.sink import Sink
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.samples.columns import FRAMES
-from forerun.launch.opened.step_frame import COLUMNS
+from forerun.launch.opened._step_frame import COLUMNS
 
 pytestmark = pytest.mark.nightly
 

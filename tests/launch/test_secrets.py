@@ -32,7 +32,7 @@ ANSWERED = """
 import json, sys
 from forerun.calib.workload.config_json import decode
 from forerun.hooks.process.settings import CompanionSettings
-from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
+from forerun.launch.companion._companion_loop import PATIENCE_S, CompanionLoop
 
 beside = CompanionLoop(decode(CompanionSettings, json.loads(sys.argv[1])))
 for step in range(3, 11):

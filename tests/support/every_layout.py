@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.calib.arguments.short_names import LayoutConstraint
-from forerun.calib.memory import needed_nbytes
+from forerun.calib.memory.pipelines import needed_nbytes
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import MemoryBudget
 from forerun.calib.search.space import num_nodes, recomputes, states

@@ -16,7 +16,6 @@ _PACKAGE = (
     "__main__.py",
     "_forerun_autoload.py",
     "companion.py",
-    "faces.py",
     "calib",
     "hooks",
     "launch",

@@ -187,7 +187,7 @@ HOOKS = (
         name="marks of a step cannot be attributed",
         rows=Rows(steps=ALL.steps, whole=(6,), windows=(0,)),
         arrange=fails(
-            "forerun.hooks.recording.attribution:Attribution.records", IndexError("mark")
+            "forerun.hooks.recording._attribution:Attribution.records", IndexError("mark")
         ),
     ),
     Fault(

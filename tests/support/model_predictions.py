@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_info
 from forerun.benchmarks.baselines.steps import TenTerms
 from forerun.benchmarks.protocols.collectives import scored_rows
 from forerun.benchmarks.protocols.table_steps import TableSteps, design
-from forerun.calib.fit.device_transfer import transfer_to_device
+from forerun.calib.fit._device_transfer import transfer_to_device
 from forerun.calib.fit.machine import MachineModel, fit_machine
 from forerun.calib.importers.canonical_steps import read_steps
 from forerun.calib.importers.canonical_tables import read_table

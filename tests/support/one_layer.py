@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.calib.layers.blocks import BlockKind
-from forerun.calib.memory.module_memory import Modules
+from forerun.calib.memory._module_memory import Modules
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.layout_table import LayoutTable
 

@@ -20,7 +20,7 @@ from device_timeline import installed
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, Record
 from forerun.calib.workload.collectives import GroupRole
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
-from forerun.hooks.probing.probe_transfers import find_carrier
+from forerun.hooks.probing._probe_transfers import find_carrier
 from forerun.hooks.probing.probes import Probing
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.settings import RankInfo, Settings

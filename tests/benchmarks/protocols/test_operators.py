@@ -17,8 +17,8 @@ from forerun.benchmarks.protocols.operators import (
     validate_operators,
 )
 from forerun.benchmarks.protocols.scores import score_rows
+from forerun.calib.fit._device_transfer import transfer_to_device
 from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.device_transfer import transfer_to_device
 
 pytestmark = pytest.mark.nightly
 

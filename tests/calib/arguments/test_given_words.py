@@ -16,7 +16,7 @@ from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import as_options
 from forerun.calib.arguments.option_words import options_of
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import RunConfig
+from forerun.calib.workload.config import RunConfig
 
 FRONT = ("torchrun", "--nproc-per-node=8", "--nnodes", "4", "pretrain_gpt.py")
 SIZES: Mapping[str, str] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.arguments._megatron_model import usual_vocab_size
 from forerun.calib.arguments.megatron_args import apply_options, rewrite_command
-from forerun.calib.arguments.megatron_model import usual_vocab_size
 from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.megatron_options import (
     DERIVED,

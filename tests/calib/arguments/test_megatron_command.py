@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.calib.arguments._megatron_model import expert_layers
 from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
-from forerun.calib.arguments.megatron_model import expert_layers
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Recompute
 

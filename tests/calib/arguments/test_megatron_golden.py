@@ -12,7 +12,6 @@ import pytest
 from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
 from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import (
     ContextComm,
     Fp8Recipe,
@@ -22,6 +21,7 @@ from forerun.calib.workload.config import (
     Recompute,
     RunConfig,
 )
+from forerun.calib.workload.model_shape import AttentionWindow
 
 FILE = Path(__file__).parents[2] / "golden" / "megatron_args" / "core_v0.16.1.json"
 ROWS: dict[str, Any] = {row["name"]: row for row in json.loads(FILE.read_text())}

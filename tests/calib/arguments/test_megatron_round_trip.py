@@ -22,7 +22,7 @@ from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.megatron_rules import required_values
 from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import AttentionWindow, arguments_of
+from forerun.calib.workload.argument_fields import arguments_of
 from forerun.calib.workload.config import (
     Attention,
     Batch,
@@ -41,6 +41,7 @@ from forerun.calib.workload.config import (
     RunConfig,
     Sharding,
 )
+from forerun.calib.workload.model_shape import AttentionWindow
 
 DEGREES = st.sampled_from([1, 2, 4])
 SCOPES = [(), ("attn",), ("moe_router", "moe_preprocess"), ("full_iteration",)]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.arguments._torch_stacks import on_stack
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.arguments.megatron_command import config_from_command
-from forerun.calib.arguments.torch_stacks import on_stack
 from forerun.calib.arguments.torchtitan_options import titan_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.devices import known_device
-from forerun.calib.regressors import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.parallelism import Engine, Sharding
 from forerun.launch.cli import ExitCode, main

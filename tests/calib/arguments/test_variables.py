@@ -10,7 +10,7 @@ from forerun.calib.arguments.launchers import reason, split_variables
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_options import NAMES
 from forerun.calib.arguments.shell_text import commands
-from forerun.calib.lint.variable_rules import RULES
+from forerun.calib.lint._variable_rules import RULES
 from forerun.calib.workload.config import Attention
 
 LINE = (

@@ -9,12 +9,12 @@ import pytest
 
 from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.fit.estimates import Source
+from forerun.calib.network._topology import CONGESTION_LOG, Topology
 from forerun.calib.network.collective_times import CollectiveModel, fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group, bus_factor, num_nodes, ring_steps
 from forerun.calib.network.nccl_tuner import Architecture, LinkClass, Wire
 from forerun.calib.network.systems import NetworkPrior, network_prior
-from forerun.calib.network.topology import CONGESTION_LOG, Topology
 from forerun.calib.records.cluster import Origin
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 

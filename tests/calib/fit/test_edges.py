@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, timed
 
+from forerun.calib.fit._device_transfer import transfer_to_device
+from forerun.calib.fit._outliers import refuse
 from forerun.calib.fit.calibration import calibrate
-from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.fit.machine import fit_machine
-from forerun.calib.fit.outliers import refuse
 from forerun.calib.regressors.gaussian import Inputs, fit_gaussian
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 

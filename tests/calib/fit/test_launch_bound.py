@@ -20,8 +20,8 @@ from forerun.calib.fit.calibration import Calibration, calibrate, calibration_fo
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.fit.measured_rows import measured_operators
 from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.samples._operator_rows import probed_operator_rows
 from forerun.calib.samples.columns import normalise, shape_text
-from forerun.calib.samples.operator_rows import probed_operator_rows
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import fit_steps

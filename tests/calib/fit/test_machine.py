@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, stacked, timed
 
+from forerun.calib.fit._device_transfer import transfer_to_device
 from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.device_transfer import transfer_to_device
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine
 from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase

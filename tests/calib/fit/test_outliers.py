@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from planted_machine import A100, PlantedMachine, batch, random_shapes, timed
 
 from forerun.benchmarks.protocols.operators import validate_operators
+from forerun.calib.fit._outliers import Refusal, RefusalReason, refuse
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.laws import Ceilings
 from forerun.calib.fit.machine import fit_machine
-from forerun.calib.fit.outliers import Refusal, RefusalReason, refuse
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.workload.operators import OperatorKind, Phase
 

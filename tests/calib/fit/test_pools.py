@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_machine import PlantedMachine, batch, random_shapes, stacked, timed
 
+from forerun.calib.fit._pools import PoolModel, Support, fit_pool
 from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.pools import PoolModel, Support, fit_pool
 from forerun.calib.regressors.robust import robust_sigma
 from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase

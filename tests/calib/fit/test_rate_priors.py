@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from forerun.calib.fit._rates import Rates
 from forerun.calib.fit.batches import ShapeBatch, batch_of
 from forerun.calib.fit.laws import columns
 from forerun.calib.fit.operator_kinds import KINDS, WorkKind
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import FILE, data_sheet, rates_prior, sources_of
-from forerun.calib.fit.rates import Rates
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 ROOT = Path(__file__).parents[3]

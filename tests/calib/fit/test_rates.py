@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from forerun.calib.fit._rates import Form, Rates, fit_rates
 from forerun.calib.fit.operator_kinds import Columns, WorkKind
-from forerun.calib.fit.rates import Form, Rates, fit_rates
 
 COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
 UNITS_S = np.array([2e-6, 5e-15, 8e-13])

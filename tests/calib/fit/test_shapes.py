@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_machine import batch
 
+from forerun.calib.fit._pools import coordinates, halvings, idle_waves, trend
 from forerun.calib.fit.operator_kinds import KINDS
-from forerun.calib.fit.pools import coordinates, halvings, idle_waves, trend
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.calib.fit._sharded_host import split_measured
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.fit.sharded_host import split_measured
 from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.calib.fit._rates import Form, Rates, fit_rates
 from forerun.calib.fit.operator_kinds import Columns, WorkKind
-from forerun.calib.fit.rates import Form, Rates, fit_rates
 from forerun.calib.network.curves import Law, fit_law
 from forerun.calib.regressors.gaussian import (
     NUM_SCALES,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import RecordError
-from forerun.calib.importers import nccl_tests_collectives
+from forerun.calib.importers.nccl_tests import nccl_tests_collectives
 
 COLUMNS = "size count type redop root time algbw busbw #wrong time algbw busbw #wrong"
 LINES = (

@@ -36,7 +36,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch

@@ -14,8 +14,8 @@ from forerun.calib.arguments.hugging_face import from_hugging_face
 from forerun.calib.arguments.hugging_face_shape import notes_of_keys
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import Attention, RunConfig
+from forerun.calib.workload.model_shape import AttentionWindow
 from forerun.launch.known.machine_fits import device_machine
 
 LINE = (

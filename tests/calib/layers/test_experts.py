@@ -16,8 +16,8 @@ from stage_tensors import parameter_tensors
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.laws import work
+from forerun.calib.layers._experts import expert_modules, routing
 from forerun.calib.layers.blocks import BlockKind, block
-from forerun.calib.layers.experts import expert_modules, routing
 from forerun.calib.network.groups import group_of
 from forerun.calib.network.once_per_node import as_all_to_all
 from forerun.calib.workload.collectives import Collective, GroupRole, OtherPass, Placement

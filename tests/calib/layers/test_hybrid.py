@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.arguments.hybrid_pattern import (
+from forerun.calib.arguments._hybrid_pattern import (
     delta_net_layer,
     mamba_layer,
     parse_pattern,

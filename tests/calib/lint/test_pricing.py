@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lint_cases import CASES, CLEAN, FLAT, GPU, launch_of, remedied
 from planted_steps import steps_of
 
-from forerun.calib.lint.gain import Gain
+from forerun.calib.lint._gain import Gain
 from forerun.calib.lint.linter import Flaw, Lint, lint
 from forerun.calib.lint.pricing import Pricing
 from forerun.calib.lint.rule import StatedLaunch, stated_launch

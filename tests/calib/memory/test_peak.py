@@ -10,6 +10,7 @@ from one_layer import LayerActivations, layer_activations
 from stage_tensors import parameters
 
 from forerun.calib.layers.blocks import BlockKind, block
+from forerun.calib.memory._stage_memory import in_flight
 from forerun.calib.memory.activations import (
     attention_working_nbytes,
     layer_tensors,
@@ -24,8 +25,7 @@ from forerun.calib.memory.peak import (
     stage_memories,
 )
 from forerun.calib.memory.pipelines import COMMUNICATOR_NBYTES, CONTEXT_NBYTES
-from forerun.calib.memory.stage_memory import in_flight
-from forerun.calib.regressors import Z_90
+from forerun.calib.regressors.robust import Z_90
 from forerun.calib.timeline.programs import Pipeline, TaskKind
 from forerun.calib.timeline.schedules import stage_program
 from forerun.calib.workload.config import (

@@ -14,8 +14,8 @@ from one_layer import layer_activations
 
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.layers.blocks import BlockKind, block
+from forerun.calib.memory._module_memory import loss_nbytes
 from forerun.calib.memory.activations import operators_nbytes
-from forerun.calib.memory.module_memory import loss_nbytes
 from forerun.calib.memory.peak import memory
 from forerun.calib.workload.config import (
     Batch,

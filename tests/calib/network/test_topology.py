@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.network.topology import Rate, Topology, fit_topology
+from forerun.calib.network._topology import Rate, Topology, fit_topology
 from forerun.calib.records.cluster import GpuInterconnect, Origin
 
 CARD, NODE = 22e9, 230e9

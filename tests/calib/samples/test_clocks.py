@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.records.record_kinds import CollectiveRecord
-from forerun.calib.samples.clocks import Moments, aligned_start_s, clock_rows, fit_line
+from forerun.calib.samples._clocks import Moments, aligned_start_s, clock_rows, fit_line
+from forerun.calib.samples._transfers import match_ranks
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.calib.samples.transfers import match_ranks
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 RING = (("a", (0, 1)), ("b", (2, 3)), ("c", (0, 2)))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from tiny_shape import SMALL
 
-from forerun.calib.samples.routing import load_rows
+from forerun.calib.samples._routing import load_rows
 from forerun.calib.workload.config import Batch, RunConfig
 from forerun.calib.workload.model_shape import Experts
 from forerun.calib.workload.parallelism import Parallelism

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.differences.settings import Settings
+from forerun.calib.differences._settings import Settings
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table

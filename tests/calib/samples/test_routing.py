@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.calib.samples.routing import routing_rows
+from forerun.calib.samples._routing import routing_rows
 
 LAYERS, PASSES, RANKS = 2, 5, 4
 

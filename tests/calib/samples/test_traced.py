@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from forerun.calib.samples.operator_rows import traced_rows
+from forerun.calib.samples._operator_rows import traced_rows
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 

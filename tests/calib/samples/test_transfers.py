@@ -8,7 +8,7 @@ import pytest
 from planted_stragglers import table_of
 
 from forerun.calib.fit.measured_rows import measured_collectives
-from forerun.calib.samples.transfers import collective_rows, match_ranks
+from forerun.calib.samples._transfers import collective_rows, match_ranks
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Parallelism
 from forerun.calib.workload.ranks import group, num_nodes

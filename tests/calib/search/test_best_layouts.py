@@ -14,11 +14,11 @@ from planted_steps import steps_of
 from tiny_shape import of_width, run_of
 
 from forerun.calib.arguments.short_names import LayoutConstraint
-from forerun.calib.memory import needed_nbytes
+from forerun.calib.memory.pipelines import needed_nbytes
+from forerun.calib.search._rough_times import rough_times
 from forerun.calib.search.best_layouts import best_layouts
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.results import NUM_LACKING, TOP, Effort, MemoryBudget, SearchResult
-from forerun.calib.search.rough_times import rough_times
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps

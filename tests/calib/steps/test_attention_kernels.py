@@ -10,8 +10,8 @@ import pytest
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.memory.devices import known_device
 from forerun.calib.memory.peak import memory
+from forerun.calib.steps._priced_items import base_estimates
 from forerun.calib.steps.base_times import BaseTimes, prior_times
-from forerun.calib.steps.priced_items import base_estimates
 from forerun.calib.steps.step_tables import machine_times
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.workload.config import Attention, Fp8Recipe, Precision, RunConfig

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tiny_shape import of_width
 
 from forerun.calib.fit.rate_priors import RatePrior, rates_prior
+from forerun.calib.steps._layouts import layouts_of
+from forerun.calib.steps._priced_items import SCALE
+from forerun.calib.steps._scales import RELEASE_SIGMA_LOG, UNMODELLED, scales
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.known_steps import KnownStep
-from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import ERROR_INFLATION, fit_steps
-from forerun.calib.steps.priced_items import SCALE
-from forerun.calib.steps.scales import RELEASE_SIGMA_LOG, UNMODELLED, scales
 from forerun.calib.steps.step_tables import machine_times
 from forerun.calib.workload.config import (
     Batch,

@@ -20,15 +20,15 @@ from forerun.calib.answers.measured_steps import fit_run, known_elsewhere, runni
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.regressors.estimate import Estimate
-from forerun.calib.samples.operator_rows import operator_rows
+from forerun.calib.samples._operator_rows import operator_rows
 from forerun.calib.samples.store import read_table
 from forerun.calib.samples.table import SampleTable
+from forerun.calib.steps._scales import FLOOR, FLOOR_RATIO
 from forerun.calib.steps.base_times import Conditions
 from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.launches import LaunchTimes, layer_launches
 from forerun.calib.steps.live import IN_SITU, LiveTimes, live_times
 from forerun.calib.steps.model import FittedSteps
-from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO
 from forerun.calib.timeline.terms import Term
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 from forerun.calib.workload.operators import OperatorKind, Phase

@@ -13,10 +13,10 @@ from tiny_shape import of_width
 
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.layers.launches import launched_frac, recomputed_launch_frac, replayed_frac
+from forerun.calib.steps._scales import HOST_MICROBATCH, HOST_STEP
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known_steps import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps
-from forerun.calib.steps.scales import HOST_MICROBATCH, HOST_STEP
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluation import evaluate
 from forerun.calib.timeline.items import Item, Part

@@ -29,11 +29,11 @@ from forerun.calib.records.record_kinds import (
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.steps._scales import FLOOR, FLOOR_RATIO, scales
 from forerun.calib.steps.live import live_times
 from forerun.calib.steps.model import fit_steps
-from forerun.calib.steps.scales import FLOOR, FLOOR_RATIO, scales
-from forerun.calib.workload import AttentionWindow
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
+from forerun.calib.workload.model_shape import AttentionWindow
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 GPU = "NVIDIA H100 80GB HBM3"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.layers.stage_work import step_operators, updated_parameters
+from forerun.calib.steps._scales import optimizer_s
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.model import fit_steps
-from forerun.calib.steps.scales import optimizer_s
 from forerun.calib.workload.config import Precision, RunConfig
 from forerun.calib.workload.operators import OperatorKind, optimizer_operator
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.steps._priced_items import base_estimates
 from forerun.calib.steps.base_times import prior_times
-from forerun.calib.steps.priced_items import base_estimates
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.workload.config import (
     Batch,

@@ -15,6 +15,9 @@ from forerun.benchmarks.protocols.table_steps import design, expected_sigma_log
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.records.step_rows import StepRow
+from forerun.calib.steps._layouts import layouts_of
+from forerun.calib.steps._priced_items import FAMILY, SCALE
+from forerun.calib.steps._scales import EFFECT_SIGMA_LOG, Effect, effects_of
 from forerun.calib.steps.base_times import Conditions, prior_times
 from forerun.calib.steps.known_steps import (
     MEASURED_SIGMA_LOG,
@@ -22,10 +25,7 @@ from forerun.calib.steps.known_steps import (
     correlations,
     similarity,
 )
-from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
-from forerun.calib.steps.priced_items import FAMILY, SCALE
-from forerun.calib.steps.scales import EFFECT_SIGMA_LOG, Effect, effects_of
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluation import evaluate, step_times
 from forerun.calib.timeline.items import Item

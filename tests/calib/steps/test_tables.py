@@ -10,6 +10,7 @@ import pytest
 
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.network.groups import Group
+from forerun.calib.steps._operator_tables import network_of, operator_tables, transfer_tables
 from forerun.calib.steps.base_times import (
     FittedTimes,
     fused_nbytes,
@@ -17,7 +18,6 @@ from forerun.calib.steps.base_times import (
     prior_times,
     table_times,
 )
-from forerun.calib.steps.operator_tables import network_of, operator_tables, transfer_tables
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 

@@ -21,8 +21,9 @@ from unaskable import Unaskable
 
 from forerun.calib.records.record_kinds import StepRecord
 from forerun.calib.samples.store import read_run
-from forerun.hooks.adapters import bridge, callbacks, hugging_face, lightning, torchtitan
-from forerun.hooks.adapters.patches import Patches
+from forerun.hooks.adapters import _callbacks as callbacks
+from forerun.hooks.adapters import bridge, hugging_face, lightning, torchtitan
+from forerun.hooks.adapters._patches import Patches
 from forerun.hooks.sensors.captured import find_regions
 from forerun.hooks.session.attaching import new_session
 from forerun.hooks.session.session import Session

@@ -7,7 +7,7 @@ import torch
 from tiny_shape import run_of
 
 from forerun.calib.workload.config import Attention
-from forerun.hooks.adapters.megatron_model import with_layers
+from forerun.hooks.adapters._megatron_model import with_layers
 
 
 class LayerNormLinear(torch.nn.Linear):

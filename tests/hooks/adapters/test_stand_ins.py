@@ -21,8 +21,8 @@ from torch import nn
 
 from forerun.calib.records.record_kinds import StepFlag, StepRecord
 from forerun.calib.samples.store import read_run
+from forerun.hooks.adapters._patches import Patches, wrapped
 from forerun.hooks.adapters.megatron_core import CoreLoop
-from forerun.hooks.adapters.patches import Patches, wrapped
 from forerun.hooks.adapters.torch_loop import TorchLoop
 from forerun.hooks.session.attaching import new_session
 from forerun.hooks.session.session import Session

@@ -14,8 +14,9 @@ from torch import nn
 
 from forerun.calib.records.record_kinds import StepFlag, StepRecord
 from forerun.calib.samples.store import read_run
-from forerun.hooks.adapters import callbacks, torchtitan
-from forerun.hooks.adapters.patches import Patches
+from forerun.hooks.adapters import _callbacks as callbacks
+from forerun.hooks.adapters import torchtitan
+from forerun.hooks.adapters._patches import Patches
 from forerun.hooks.session.attaching import new_session
 from forerun.hooks.session.session import Session
 

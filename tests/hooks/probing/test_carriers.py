@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Parallelism
-from forerun.hooks.probing.probe_transfers import TransferBench, find_carrier
+from forerun.hooks.probing._probe_transfers import TransferBench, find_carrier
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.sensors.process_groups import GroupRoles, ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder

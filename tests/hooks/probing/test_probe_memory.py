@@ -28,8 +28,8 @@ from forerun.calib.workload.config import (
     RunConfig,
 )
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.probing.probe_memory import DeviceMemoryBudget, connection_nbytes
-from forerun.hooks.probing.probe_operators import make_bench
+from forerun.hooks.probing._probe_memory import DeviceMemoryBudget, connection_nbytes
+from forerun.hooks.probing._probe_operators import make_bench
 from forerun.hooks.probing.probes import Probing
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.sensors.stopwatch import DeviceStopwatch

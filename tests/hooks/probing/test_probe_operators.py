@@ -23,8 +23,8 @@ from forerun.calib.workload.config import (
     RunConfig,
 )
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.probing import probe_kernels
-from forerun.hooks.probing.probe_operators import Bench, make_bench, ramp
+from forerun.hooks.probing import _probe_kernels as probe_kernels
+from forerun.hooks.probing._probe_operators import Bench, make_bench, ramp
 
 CPU = torch.device("cpu")
 SHAPES = {

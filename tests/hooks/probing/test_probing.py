@@ -12,15 +12,15 @@ import torch
 from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, Record
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.probing import probe_memory
+from forerun.hooks.probing import _probe_memory as probe_memory
 from forerun.hooks.probing.probes import Probing
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.window import WindowPlan
 from forerun.hooks.sensors.stopwatch import HostStopwatch
-from forerun.hooks.session.ledger import StepGap
-from forerun.hooks.session.trace_turns import ProbeScheduler
+from forerun.hooks.session._ledger import StepGap
+from forerun.hooks.session._trace_turns import ProbeScheduler
 
 MODEL = ModelShape(
     num_layers=1,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase, optimizer_operator
-from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.recording.waits import BLOCKED_NS
+from forerun.hooks.recording._attribution import Attribution
+from forerun.hooks.recording._waits import BLOCKED_NS
 from forerun.hooks.sensors.recorder import Recorder, backward_mark
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
 from forerun.hooks.sensors.stopwatch import HostStopwatch

@@ -17,7 +17,7 @@ from forerun.calib.records.packed import Packer, unpacked
 from forerun.calib.records.record_kinds import StepFlag, StepRecord, WindowRecord
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import MESSAGE_NBYTES, RecordingDetail, recording_plan
-from forerun.hooks.recording.bounded_window import (
+from forerun.hooks.recording._bounded_window import (
     BoundedWindow,
     ClosedWindow,
     StepDetail,

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from forerun.calib.records.record_kinds import CollectiveRecord, WindowRecord
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording import flight_recorder
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.recording.flight_recorder import (
     FlightRecorder,
     capture_safe_dump,

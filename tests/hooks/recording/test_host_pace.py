@@ -18,8 +18,8 @@ from played_step import LAYER, LINEAR, POSITION, Costs, Play, operators
 
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.recording import waits as host_pace
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording import _waits as host_pace
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD
 
 CALL_S = {LAYER: 40e-6, POSITION: 15e-6, LINEAR: 25e-6}

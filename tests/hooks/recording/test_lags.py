@@ -17,8 +17,8 @@ from played_step import LINEAR, Costs, Play, operators
 
 from forerun.calib.records.record_kinds import PhaseRecord, Record
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.recording.waits import CAUGHT_UP_NS, lags_of
+from forerun.hooks.recording._attribution import Attribution
+from forerun.hooks.recording._waits import CAUGHT_UP_NS, lags_of
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD
 from forerun.hooks.sensors.stopwatch import NO_TIME
 

@@ -11,7 +11,7 @@ from forerun.calib.records.record_kinds import CollectiveRecord, Header, StepRec
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.table import build_live_table
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.recorder import BACKWARD, Recorder
 from forerun.hooks.sensors.step_log import StepLog, TransferKind
 from forerun.hooks.sensors.stopwatch import DeviceStopwatch

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.recording.window_records import WindowRecords, mean_waits, transfer_weights
 from forerun.hooks.sensors import stopwatch
 from forerun.hooks.sensors.recorder import FORWARD, Recorder

@@ -22,7 +22,7 @@ from forerun.calib.records.kineto_trace import (
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder
 from forerun.hooks.sensors.step_log import StepLog

@@ -24,7 +24,7 @@ from forerun.hooks.recording.traced import MARK, TracedStep, _event
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
 from forerun.hooks.sensors.stopwatch import HostReadings
-from forerun.hooks.session.trace_turns import Tracing
+from forerun.hooks.session._trace_turns import Tracing
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "hipLaunchKernel")
 GROUP = "DATA_PARALLEL_GROUP#2"

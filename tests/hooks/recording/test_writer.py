@@ -30,7 +30,7 @@ from forerun.calib.records.record_kinds import (
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording import bounded_window
+from forerun.hooks.recording import _bounded_window as bounded_window
 from forerun.hooks.recording import writer as writer_module
 from forerun.hooks.recording.flight_recorder import FlightWindow
 from forerun.hooks.recording.writer import RecordWriter, WindowEnd

@@ -24,7 +24,7 @@ from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors import module_calls, modules
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder, StepLog

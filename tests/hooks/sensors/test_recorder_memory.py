@@ -10,7 +10,7 @@ from simulated_steps import KINDS
 
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.recording.window import samples
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
 from forerun.hooks.sensors.step_log import MAX_WINDOW_MARKS, Site, StepLog, TransferKind

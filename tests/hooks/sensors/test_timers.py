@@ -13,7 +13,7 @@ import pytest
 
 from forerun.calib.records.record_kinds import PhaseRecord
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.sensors.timers import TimerHooks

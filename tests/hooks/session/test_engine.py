@@ -11,7 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forerun.hooks.process import Guard, RankInfo  # noqa: E402
+from forerun.hooks.process.guard import Guard  # noqa: E402
+from forerun.hooks.process.settings import RankInfo  # noqa: E402
 from forerun.hooks.session.chain import chain_of  # noqa: E402
 from forerun.hooks.session.first_step import FirstStep, FrameworkSettings  # noqa: E402
 

@@ -30,8 +30,8 @@ from forerun.hooks.recording.writer import RecordWriter
 from forerun.hooks.sensors.recorder import FORWARD, Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import MAX_EVENTS
-from forerun.hooks.session.ledger import MOST_LATE_S, MOST_LATE_STEPS, Ledger
-from forerun.hooks.session.mark_budget import LEAST_MICROBATCHES, MARKS_PER_S, MarkBudget
+from forerun.hooks.session._ledger import MOST_LATE_S, MOST_LATE_STEPS, Ledger
+from forerun.hooks.session._mark_budget import LEAST_MICROBATCHES, MARKS_PER_S, MarkBudget
 
 SITES = tuple(Site(kind=OperatorKind.LINEAR_FC1, layer=layer) for layer in range(10))
 OPERATOR_S, WINDOW = 0.0005, 20

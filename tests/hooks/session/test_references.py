@@ -25,8 +25,8 @@ from forerun.calib.records.record_kinds import (
 )
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
+from forerun.hooks.session._trace_turns import GONE
 from forerun.hooks.session.attaching import attach
-from forerun.hooks.session.trace_turns import GONE
 
 FLAGS = (
     "--calibrate",

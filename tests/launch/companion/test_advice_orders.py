@@ -10,7 +10,7 @@ import pytest
 from companion_settings import companion_settings
 
 from forerun.calib.workload.run_options import OnAdvice
-from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
+from forerun.launch.companion._companion_loop import PATIENCE_S, CompanionLoop
 from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"

@@ -15,9 +15,9 @@ from companion_settings import companion_settings, started
 
 from forerun.calib.workload.run_options import OnAdvice
 from forerun.launch.cli import main
-from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
-from forerun.launch.companion.log_lines import log_line
-from forerun.launch.companion.memory_guard import FIT_NBYTES, MemoryGuard
+from forerun.launch.companion._companion_loop import PATIENCE_S, CompanionLoop
+from forerun.launch.companion._log_lines import log_line
+from forerun.launch.companion._memory_guard import FIT_NBYTES, MemoryGuard
 from forerun.launch.sinks.sink import Sink
 
 ROOT = Path(__file__).parents[3]

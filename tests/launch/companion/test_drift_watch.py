@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.launch.companion.drift_watch import DRIFT, DriftWatch
+from forerun.launch.companion._drift_watch import DRIFT, DriftWatch
 from forerun.launch.store.publishing import Place
 from forerun.launch.store.run_log import LoggedStep
 

@@ -21,8 +21,8 @@ from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_end import RunEnd
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.companion.companion_loop import CompanionLoop
-from forerun.launch.companion.forecasting import (
+from forerun.launch.companion._companion_loop import CompanionLoop
+from forerun.launch.companion._forecasting import (
     RENEW_AFTER_S,
     RENEW_AFTER_STEPS,
     AnswerCost,

@@ -14,8 +14,8 @@ import pytest
 from companion_settings import companion_settings, started
 
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.launch.companion.companion_loop import ClosedWindows, CompanionLoop
-from forerun.launch.companion.forecasting import NUM_RECENT_BRACKETS, ObservedRun
+from forerun.launch.companion._companion_loop import ClosedWindows, CompanionLoop
+from forerun.launch.companion._forecasting import NUM_RECENT_BRACKETS, ObservedRun
 from forerun.launch.companion.program import EventQueue
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.store.run_log import MAX_STORED_ERRORS, MAX_WAITING_STEPS, LoggedStep, Score

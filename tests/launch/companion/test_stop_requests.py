@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.launch.companion.companion_loop import STOP_REQUEST, StopRequests
+from forerun.launch.companion._companion_loop import STOP_REQUEST, StopRequests
 from forerun.launch.store.publishing import Place
 
 

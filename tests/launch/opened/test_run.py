@@ -17,7 +17,7 @@ import pytest
 import forerun
 from forerun.calib.workload.choices import NAMED_CHOICES
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.opened.answer_types import PrintableAnswer
+from forerun.launch.opened._answer_types import PrintableAnswer
 from forerun.launch.opened.run import Run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"

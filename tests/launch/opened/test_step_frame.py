@@ -14,7 +14,7 @@ import pytest
 import forerun
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.records.files import append_line
-from forerun.launch.opened.step_frame import COLUMNS
+from forerun.launch.opened._step_frame import COLUMNS
 from forerun.launch.store.publishing import Place
 from forerun.launch.store.run_log import STEPS, LoggedStep, RunLog, read_steps, write_steps
 

@@ -9,7 +9,7 @@ import pytest
 
 import forerun
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.opened.layout_answers import PlanAnswer
+from forerun.launch.opened._layout_answers import PlanAnswer
 from forerun.launch.opened.run import Run
 
 LINE = (

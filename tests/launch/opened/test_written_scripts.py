@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.advice import Plan
+from forerun.calib.advice.planning import Plan
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import RunConfig
+from forerun.calib.workload.config import RunConfig
 from forerun.launch.opened.row_command import row_command
 from forerun.launch.opened.run import unmeasured
 

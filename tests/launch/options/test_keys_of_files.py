@@ -15,7 +15,7 @@ from tiny_shape import run_of
 from forerun.calib.arguments.megatron_command import Described, config_from_command
 from forerun.calib.arguments.megatron_options import HARMLESS, SPELLED, UNMODELLED_SETTINGS
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import Attention, Precision
+from forerun.calib.workload.config import Attention, Precision
 from forerun.launch.options.config_files import read_config
 
 SIZES: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from tiny_shape import run_of
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload import Precision
+from forerun.calib.workload.config import Precision
 from forerun.launch.options.config_files import read_config
 
 EXPERIMENT = """

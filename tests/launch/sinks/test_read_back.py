@@ -22,7 +22,7 @@ from forerun.calib.records.run_values import RUN_VALUES
 from forerun.calib.workload.run_options import Switch
 from forerun.hooks.process.host_wandb import ATTACHED, CompanionFiles, HostWandb
 from forerun.hooks.process.settings import CompanionSettings
-from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks.prometheus_sink import prometheus_name
 
 pytest.importorskip("wandb")
@@ -94,7 +94,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
         }.items():
             patch.setenv(name, value)
         lines: list[str] = []
-        patch.setattr("forerun.launch.companion.companion_loop.log_line", lines.append)
+        patch.setattr("forerun.launch.companion._companion_loop.log_line", lines.append)
         settings = companion_settings(
             out, num_steps=60, prometheus=home / "forerun.prom", slurm_comment=Switch.ON
         )
@@ -291,7 +291,7 @@ def test_the_hosts_run_has_all_that_ours_has(
     shutil.copytree(GOLDEN / "records", out / "records")
     settings = replace(read.companion, settings=replace(read.companion.settings, directory=out))
     settings = replace(settings, has_host_wandb=True, launch_id="launch-1")
-    monkeypatch.setattr("forerun.launch.companion.companion_loop.log_line", lambda _: None)
+    monkeypatch.setattr("forerun.launch.companion._companion_loop.log_line", lambda _: None)
     with wandb.init(mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
         files = CompanionFiles(out, lambda: settings.launch_id)
         host = HostWandb(files)

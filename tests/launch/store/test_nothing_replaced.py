@@ -12,12 +12,18 @@ from golden_copies import golden_copy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.records import is_ours
+from forerun.calib.records.files import is_ours
 from forerun.launch.cli import main
 from forerun.launch.known.table_files import read_frame
-from forerun.launch.store import Place, Publisher
 from forerun.launch.store.forecast_log import append_end, read_forecasts
-from forerun.launch.store.publishing import FORECASTS, OWNER, PUBLISHED, forecasts_path
+from forerun.launch.store.publishing import (
+    FORECASTS,
+    OWNER,
+    PUBLISHED,
+    Place,
+    Publisher,
+    forecasts_path,
+)
 
 ROOT = Path(__file__).parents[3]
 LOG = ROOT / "tests" / "golden" / "megatron_logs" / "each_iteration.log"
@@ -194,7 +200,7 @@ def test_a_file_that_comes_later_is_left_and_named(tmp_path: Path) -> None:
 
 
 def test_forecasts_beside_a_users_log_are_kept_and_read(tmp_path: Path) -> None:
-    from forerun.calib.forecast import Ended
+    from forerun.calib.forecast.evaluation import Ended
 
     put(tmp_path / FORECASTS, "the user's\n")
     place = Place(directory=tmp_path, launch_id="ours", run_id="r")

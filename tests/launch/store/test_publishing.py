@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.records import MARKUP_COMMENT
+from forerun.calib.records.files import MARKUP_COMMENT
 from forerun.hooks.process.launch_identity import process_start
 from forerun.launch.store.publishing import BEAT_S, OWNER, STALE_S, Place, Publisher, this_host
 

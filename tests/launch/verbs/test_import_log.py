@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.importers import read_training_log
+from forerun.calib.importers.training_log import read_training_log
 from forerun.launch.cli import main
 
 ARGUMENTS = """------------------------ arguments ------------------------

@@ -17,7 +17,7 @@ from forerun.calib.records.record_kinds import DataLength, LoopRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.store.publishing import FORECASTS
 from forerun.launch.verbs.arguments import file_schema

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.answers import with_prefix
+from forerun.calib.answers.transcript import with_prefix
 from forerun.calib.shell import printable, printable_lines
 from forerun.launch.cli import _PrintableStream, main
-from forerun.launch.companion.log_lines import log_line
+from forerun.launch.companion._log_lines import log_line
 from forerun.launch.verbs.arguments import print_notes
 from forerun.launch.views.table import (
     ReportTable,

@@ -18,7 +18,7 @@ import pytest
 from companion_settings import started
 from json_schema import check
 
-from forerun.launch.companion import status_writer
+from forerun.launch.companion import _status_writer as status_writer
 from forerun.launch.verbs.arguments import FOLDER, ExitCode
 
 SCHEMA = json.loads((FOLDER / "status.schema.json").read_text())

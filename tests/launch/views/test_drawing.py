@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.launch.store.run_log import StepPoint
-from forerun.launch.views.canvas import (
+from forerun.launch.views._canvas import (
     DARK,
     HUES,
     LIGHT,

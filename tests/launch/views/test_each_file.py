@@ -19,8 +19,8 @@ from forerun.calib.records import files
 from forerun.calib.records import files as json_files
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.launch.companion.companion_loop import CompanionLoop
-from forerun.launch.companion.log_lines import WriteGuard
+from forerun.launch.companion._companion_loop import CompanionLoop
+from forerun.launch.companion._log_lines import WriteGuard
 from forerun.launch.store.publishing import Place
 from forerun.launch.views import answers
 from forerun.launch.views.answers import write_answer

@@ -17,7 +17,7 @@ from written_files import check_written_files, written_files
 
 from forerun.calib.records.run_values import Launch
 from forerun.launch.cli import main
-from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.store.launch_files import LaunchFiles
 from forerun.launch.store.publishing import Publisher, place_of

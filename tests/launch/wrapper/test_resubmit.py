@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from wrapped_launch import Launch
 
-from forerun.calib.records import is_ours
+from forerun.calib.records.files import is_ours
 from forerun.calib.shell import quoted
 from forerun.launch.batch_text import MARK
 from forerun.launch.wrapper.resubmit import script, try_write_script

@@ -1,0 +1,195 @@
+"""Settings that differ between two runs: layout, batch, shape, device, versions, environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ..forecast.modelled import at_batch_size, batch_size_at
+from ..plain_json import Json, parse_json
+from ..samples.table import SampleTable
+from ..steps.known_steps import same_layout
+from ..workload.choices import CHOICES
+from ..workload.config import RunConfig
+from ..workload.config_json import Encoded
+from ..workload.model_shape import ModelShape
+
+_NAMES = {
+    "device": "device",
+    "framework": "framework",
+    "created_by": "version of forerun",
+    **{name: one.title for one in CHOICES if one.title for name in (one.fields[0], one.name)},
+}
+_PREFIXES = ("is_", "has_", "keeps_")
+_BATCH = frozenset({"global_batch_size", "seq_length"})
+_MACHINE = frozenset({"device", "framework", "created_by", "cluster"})
+_AFTER_SIZE = frozenset({"max_position_embeddings"})
+"""Fields that follow from other sizes and are not reported."""
+
+
+class Part(Enum):
+    """Category of a setting, in the order of the report."""
+
+    LAYOUT = "layout"
+    """Degrees, micro-batch, recompute, overlap."""
+    BATCH = "batch"
+    MODEL = "model"
+    MACHINE = "machine"
+    """Device, versions and environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChange(Encoded):
+    """One setting that differs; values are text, empty if a run has none."""
+
+    part: Part
+    name: str
+    first: str
+    second: str
+
+    @property
+    def text(self) -> str:
+        """The change as part of a sentence about the second run.
+
+        >>> SettingChange(part=Part.LAYOUT, name="micro-batch", first="4", second="8").text
+        'micro-batch 8 instead of 4'
+        """
+        return f"{self.name} {self.second or 'none'} instead of {self.first or 'none'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of a run."""
+
+    config: RunConfig | None
+    """None if the run's config is unknown."""
+    num_ranks: int
+    device: str
+    created_by: str
+    environment: Mapping[str, str]
+    """Recorded properties of its nodes, by name."""
+
+    @staticmethod
+    def of(table: SampleTable) -> Settings:
+        """Return the settings of a table's newest run, with the batch of its last recorded step."""
+        runs = table.newest("runs")
+        texts = [str(text) for text in runs["cluster"] if text]
+        config = table.config() if table.is_described else None
+        if config is not None and not table.steps.empty:
+            last = int(table.newest("steps")["step"].max()) + 1
+            config = at_batch_size(config, batch_size_at(config, last))
+        return Settings(
+            config=same_layout(config) if config is not None else None,
+            num_ranks=int(runs["world_size"].max()),
+            device=table.device,
+            created_by=str(runs["created_by"].iloc[0]),
+            environment=dict(_environment(texts[0])) if texts else {},
+        )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens per step of all ranks; 0 if unknown."""
+        known = self.config
+        return known.batch.global_batch_size * known.model.seq_length if known else 0
+
+    @property
+    def model(self) -> ModelShape | None:
+        """Model without its sequence length, for comparison."""
+        known = self.config
+        return replace(known.model, seq_length=1, max_position_embeddings=0) if known else None
+
+    @property
+    def layout(self) -> Mapping[tuple[str, ...], str]:
+        """Settings that determine each rank's work, for comparison."""
+        return {key: text for key, text in _leaves(self) if part_of(key) is not Part.MACHINE}
+
+
+def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, ...]:
+    """Return each setting that differs, by part, without those that affect no step (cadence)."""
+    ours, theirs = dict(_leaves(first)), dict(_leaves(second))
+    changes = [
+        SettingChange(
+            part=part_of(key),
+            name=setting_name(key[-1]),
+            first=ours.get(key, ""),
+            second=theirs.get(key, ""),
+        )
+        for key in dict.fromkeys((*ours, *theirs))
+        if ours.get(key, "") != theirs.get(key, "") and key[-1] not in _AFTER_SIZE
+    ]
+    order = list(Part)
+    return tuple(sorted(changes, key=lambda one: order.index(one.part)))
+
+
+def _leaves(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield each setting with its path in the config."""
+    if settings.config is not None:
+        yield from _inside((), settings.config.to_json())
+    else:
+        yield ("device",), settings.device
+    yield ("num_ranks",), str(settings.num_ranks)
+    yield ("created_by",), settings.created_by
+    for name, text in settings.environment.items():
+        yield ("cluster", name), text
+
+
+def leaf_texts(value: Json) -> dict[str, str]:
+    """Return the values of a JSON object as text, by the names of its innermost fields."""
+    return {way[-1]: text for way, text in _inside((), value)}
+
+
+def _inside(way: tuple[str, ...], value: Json) -> Iterator[tuple[tuple[str, ...], str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in ("cadence", "program", "absent", "given", "unmodelled"):
+                yield from _inside((*way, name), inner)
+    elif value not in (None, [], ""):
+        yield way, _shown(value)
+
+
+def _shown(value: Json) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return ",".join(map(_shown, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def part_of(key: tuple[str, ...]) -> Part:
+    """Return the part of a setting, given its path in the config."""
+    name = key[-1]
+    if name in _BATCH:
+        return Part.BATCH
+    if key[0] in _MACHINE:
+        return Part.MACHINE
+    if key[0] == "model":
+        return Part.MODEL
+    return Part.LAYOUT
+
+
+def setting_name(field: str) -> str:
+    """Return a field's name in words.
+
+    >>> [setting_name(one) for one in ("is_sequence_parallel", "tp", "micro_batch_size")]
+    ['sequence parallel', 'TP', 'micro-batch']
+    """
+    if field in _NAMES:
+        return _NAMES[field]
+    for prefix in _PREFIXES:
+        field = field.removeprefix(prefix)
+    return field.replace("_", " ")
+
+
+def _environment(text: str) -> Iterator[tuple[str, str]]:
+    """Yield properties of the first recorded node; nothing if the text is damaged."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return
+    seen = value.get("seen") if isinstance(value, dict) else None
+    first = seen[0] if isinstance(seen, list) and seen else None
+    for name, inner in first.items() if isinstance(first, dict) else ():
+        if inner not in (None, [], "", 0, 0.0) and name not in ("num_ranks", "num_local_ranks"):
+            yield name, inner if isinstance(inner, str) else json.dumps(inner, sort_keys=True)
