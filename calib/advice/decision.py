@@ -15,10 +15,11 @@ from ..arguments.passed_on import MASK
 from ..errors import check_ascending
 from ..forecast.forecasts import Forecast
 from ..memory.peak import Verdict
+from ..plain_json import JsonObject
 from ..records.iso_times import Action
 from ..units import HOUR_S, format_frac, format_time
 from ..workload.config import CheckpointForm
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from ..workload.run_options import Goals
 from .planning import Candidate, Plan
 
@@ -74,9 +75,6 @@ class Reason(Encoded):
 class Decision(Encoded):
     """The advice of one window, with its reasons."""
 
-    JSON: ClassVar[str] = (
-        "schema action confidence now_unix_s reasons candidate command? command_absent command_note"
-    )
     schema: ClassVar[int] = SCHEMA
 
     action: Action
@@ -90,6 +88,20 @@ class Decision(Encoded):
     pays or the run is to end in any case."""
     command_absent: str = ""
     """Reason why there is no command; empty if there is one."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            schema=self.schema,
+            action=self.action,
+            confidence=self.confidence,
+            now_unix_s=self.now_unix_s,
+            reasons=self.reasons,
+            candidate=self.candidate,
+            command=self.command or None,
+            command_absent=self.command_absent,
+            command_note=self.command_note,
+        )
 
     @property
     def rules_met(self) -> frozenset[Rule]:

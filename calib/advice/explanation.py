@@ -19,7 +19,7 @@ from ..timeline.terms import TERM_TEXTS, Term
 from ..units import format_frac, format_time
 from ..workload.choices import axis_value, layout_label
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from .axes import differing_axes, with_axes_of
 
 _MOST_AXES = 8
@@ -30,8 +30,6 @@ have 256 combinations."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Encoded):
     """One step of a walk between two layouts: the changed axes and their effect on step time."""
-
-    JSON: ClassVar[str] = "axes=changed label step_time_s change_s low_s high_s"
 
     axes: tuple[str, ...]
     """Changed axes; several if no layout in between can run."""
@@ -45,6 +43,17 @@ class Change(Encoded):
     low_s: float
     high_s: float
     """90 % interval of ``change_s``; errors that both layouts share have cancelled."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            axes=self.changed,
+            label=self.label,
+            step_time_s=self.step_time_s,
+            change_s=self.change_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+        )
 
     @property
     def text(self) -> str:
@@ -63,14 +72,16 @@ class Change(Encoded):
 class Walk(Encoded):
     """Sequence of changes from one layout to another."""
 
-    JSON: ClassVar[str] = "changes alone impossible"
-
     changes: tuple[Change, ...]
     """Changes in order; the last ends at the other layout."""
     alone: tuple[Change, ...]
     """Each choice changed on its own in the first layout, if that can run."""
     impossible: tuple[str, ...]
     """Axes whose choice cannot be changed on its own."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(changes=self.changes, alone=self.alone, impossible=self.impossible)
 
 
 def walk(start: RunConfig, end: RunConfig, steps: FittedSteps) -> Walk:
@@ -166,13 +177,21 @@ _WORTH_FRAC = 0.1
 class TermTime(Encoded):
     """Seconds of one term of a layout, or of the difference of two, with a 90 % interval."""
 
-    JSON: ClassVar[str] = "term time_s low_s high_s source_frac=sources"
-
     term: Term
     time_s: float
     low_s: float
     high_s: float
     source_frac: Mapping[Source, float]
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            term=self.term,
+            time_s=self.time_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            source_frac=self.sources,
+        )
 
     @property
     def sources(self) -> dict[Source, float]:
@@ -184,15 +203,22 @@ class TermTime(Encoded):
 class Explained(Encoded):
     """A layout's step as a sum of terms."""
 
-    JSON: ClassVar[str] = (
-        "label num_ranks=estimate.config.parallelism.num_ranks step_time_s=estimate.time_s "
-        "low_s=estimate.low_s high_s=estimate.high_s critical_stage=estimate.critical_stage "
-        "source_frac=estimate.source_frac terms"
-    )
-
     estimate: StepEstimate
     terms: tuple[TermTime, ...]
     """Nonzero terms; they add up to the step."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            label=self.label,
+            num_ranks=self.estimate.config.parallelism.num_ranks,
+            step_time_s=self.estimate.time_s,
+            low_s=self.estimate.low_s,
+            high_s=self.estimate.high_s,
+            critical_stage=self.estimate.critical_stage,
+            source_frac=self.estimate.source_frac,
+            terms=self.terms,
+        )
 
     @property
     def label(self) -> str:
@@ -213,10 +239,6 @@ class Explained(Encoded):
 class Difference(Encoded):
     """Step of one layout minus that of another, term by term."""
 
-    JSON: ClassVar[str] = (
-        "time_s low_s high_s time_frac is_told_apart=is_distinguishable terms walk"
-    )
-
     one: Explained
     other: Explained
     time_s: float
@@ -231,6 +253,18 @@ class Difference(Encoded):
     difference."""
     walk: Walk
     """Walk from ``other`` to ``one``."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            time_s=self.time_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            time_frac=self.time_frac,
+            is_told_apart=self.is_distinguishable,
+            terms=self.terms,
+            walk=self.walk,
+        )
 
     @property
     def is_distinguishable(self) -> bool:
@@ -270,11 +304,20 @@ class Difference(Encoded):
 class Explanation(Encoded):
     """Explanation of a step, or of a difference of two."""
 
-    JSON: ClassVar[str] = "schema sentence layout=one other=difference.other difference"
     schema: ClassVar[int] = SCHEMA
 
     one: Explained
     difference: Difference | None = None
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            schema=self.schema,
+            sentence=self.sentence,
+            layout=self.one,
+            other=self.difference and self.difference.other,
+            difference=self.difference,
+        )
 
     @property
     def sentence(self) -> str:

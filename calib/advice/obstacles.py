@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..arguments.megatron_args import apply_options
 from ..arguments.short_names import LayoutConstraint
 from ..arguments.taken_options import unsupported_options_reason
 from ..errors import ConfigError
 from ..memory.peak import Verdict
+from ..plain_json import JsonObject
 from ..units import format_bytes, format_frac, format_time
 from ..workload.choices import AxisValue, choice
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from .planning import Candidate, Plan
 
 _OF_THE_PLAN = ("gpus", "gbs", "seq")
@@ -27,14 +27,21 @@ _FREE = ("tp", "pp", "cp", "ep", "mbs")
 class WhyNot(Encoded):
     """Reason why none of the requested layouts is first."""
 
-    JSON: ClassVar[str] = "asked=question num_layouts best=best.label text"
-
     constraint: LayoutConstraint
     num_layouts: int
     """Number of requested layouts that were searched; 0 if none, or if a rule forbids all."""
     best: Candidate | None
     """The fastest that fits, else the one that needs least memory; None if there is none."""
     text: str
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            asked=self.question,
+            num_layouts=self.num_layouts,
+            best=self.best and self.best.label,
+            text=self.text,
+        )
 
     @property
     def question(self) -> str:

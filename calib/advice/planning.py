@@ -41,7 +41,7 @@ from ..steps.model import MISFIT, FittedSteps
 from ..units import INDISTINGUISHABLE, format_bytes, format_change, format_frac, format_time
 from ..workload.choices import AXES, CHOICES, Choice, choice, layout_label
 from ..workload.config import CheckpointForm, RunConfig, takes_options
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from ..workload.parallelism import Sharding
 from ..workload.routing import RoutingBalance, routed
 
@@ -218,15 +218,6 @@ _NUM_WORTH_MEASURING = 3
 class Candidate(Encoded):
     """One layout with its step time, memory and verdict."""
 
-    JSON: ClassVar[str] = (
-        "label num_ranks=config.parallelism.num_ranks tp=config.parallelism.tp "
-        "pp=config.parallelism.pp vp=config.parallelism.vp dp=config.parallelism.dp "
-        "cp=config.parallelism.cp ep=config.parallelism.ep "
-        "micro_batch_size=config.batch.micro_batch_size recompute=config.recompute routing "
-        "step_time_s low_s high_s **ratios throughput memory host_nbytes_per_node verdict "
-        "fit_probability source_frac host_wait_frac host_wait_high_frac options conversion?"
-    )
-
     config: RunConfig
     step_time_s: float
     low_s: float
@@ -247,6 +238,36 @@ class Candidate(Encoded):
     conversion: str = ""
     """Why it cannot load the run's checkpoints as they are; empty if it can, or if there are
     none of this model."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            label=self.label,
+            num_ranks=self.config.parallelism.num_ranks,
+            tp=self.config.parallelism.tp,
+            pp=self.config.parallelism.pp,
+            vp=self.config.parallelism.vp,
+            dp=self.config.parallelism.dp,
+            cp=self.config.parallelism.cp,
+            ep=self.config.parallelism.ep,
+            micro_batch_size=self.config.batch.micro_batch_size,
+            recompute=self.config.recompute,
+            routing=self.routing,
+            step_time_s=self.step_time_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            **self.ratios,
+            throughput=self.throughput,
+            memory=self.memory,
+            host_nbytes_per_node=self.host_nbytes_per_node,
+            verdict=self.verdict,
+            fit_probability=self.fit_probability,
+            source_frac=self.source_frac,
+            host_wait_frac=self.host_wait_frac,
+            host_wait_high_frac=self.host_wait_high_frac,
+            options=self.options,
+            conversion=self.conversion or None,
+        )
 
     def __post_init__(self) -> None:
         check_ascending(
@@ -333,11 +354,6 @@ class Candidate(Encoded):
 class Plan(Encoded):
     """The running layout and others, ranked: those that fit first, then by time."""
 
-    JSON: ClassVar[str] = (
-        "schema config=running.config own=running measured_step_time_s memory_capacity_nbytes "
-        "num_layouts "
-        "search best=best.label doubt? telling candidates"
-    )
     schema: ClassVar[int] = SCHEMA
 
     running: Candidate
@@ -356,6 +372,22 @@ class Plan(Encoded):
     """Why the search for other layouts failed; empty if it did not."""
     is_listed: bool = True
     """False if ``running`` is no layout that anybody runs or requested."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            schema=self.schema,
+            config=self.running.config,
+            own=self.running,
+            measured_step_time_s=self.measured_step_time_s,
+            memory_capacity_nbytes=self.memory_capacity_nbytes,
+            num_layouts=self.num_layouts,
+            search=self.search,
+            best=self.best and self.best.label,
+            doubt=self.doubt or None,
+            telling=self.telling,
+            candidates=self.candidates,
+        )
 
     @property
     def rows(self) -> dict[int, Candidate]:

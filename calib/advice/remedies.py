@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import ClassVar
 
 from ..arguments.megatron_args import apply_options
 from ..errors import ConfigError
 from ..forecast.modelled import batch_levels
 from ..memory.peak import Verdict, memory, memory_with_offset, verdict
+from ..plain_json import JsonObject
 from ..steps.model import FittedSteps
 from ..units import format_bytes, format_frac
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from .planning import Candidate, compare, unsupported_reason
 
 _NUM_REMEDIES = 2
@@ -37,16 +37,22 @@ _CHOICES = (
 class Remedy(Encoded):
     """A layout that fits in place of one that may not."""
 
-    JSON: ClassVar[str] = (
-        "options=words label=layout.label total_nbytes=layout.memory.total_nbytes "
-        "fit_probability=layout.fit_probability step_time_s=layout.step_time_s slower_frac"
-    )
-
     words: tuple[str, ...]
     """Options of ``predict`` that select the layout."""
     layout: Candidate
     slower_frac: float
     """Step time over that of the requested layout, minus one."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            options=self.words,
+            label=self.layout.label,
+            total_nbytes=self.layout.memory.total_nbytes,
+            fit_probability=self.layout.fit_probability,
+            step_time_s=self.layout.step_time_s,
+            slower_frac=self.slower_frac,
+        )
 
     @property
     def text(self) -> str:

@@ -10,17 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
 
 from ..arguments.short_names import LayoutConstraint
 from ..forecast.rates import throughput
 from ..memory.peak import Verdict
+from ..plain_json import JsonObject
 from ..regressors.estimate import Estimate
 from ..steps.estimate import StepEstimate
 from ..steps.model import FittedSteps
 from ..timeline.items import Part
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from .planning import Candidate, Plan
 
 KNEE_SHARE = 0.5
@@ -39,18 +39,25 @@ _SURE = 0.95
 class ScalePoint(Encoded):
     """The best layout on one number of GPUs."""
 
-    JSON: ClassVar[str] = (
-        "num_ranks global_batch_size=config.batch.global_batch_size "
-        "efficiency_frac=efficiency.median efficiency_low_frac=efficiency.low "
-        "efficiency_high_frac=efficiency.high is_trusted tokens_low_per_s=tokens_per_s.low "
-        "tokens_high_per_s=tokens_per_s.high layout=candidate"
-    )
-
     estimate: StepEstimate
     candidate: Candidate
     efficiency: Estimate
     """Tokens/s of a GPU over those of the smallest number of GPUs; errors that both sizes share
     have cancelled."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            num_ranks=self.num_ranks,
+            global_batch_size=self.config.batch.global_batch_size,
+            efficiency_frac=self.efficiency.median,
+            efficiency_low_frac=self.efficiency.low,
+            efficiency_high_frac=self.efficiency.high,
+            is_trusted=self.is_trusted,
+            tokens_low_per_s=self.tokens_per_s.low,
+            tokens_high_per_s=self.tokens_per_s.high,
+            layout=self.candidate,
+        )
 
     @property
     def config(self) -> RunConfig:
@@ -80,11 +87,6 @@ class ScalePoint(Encoded):
 class Growth(Encoded):
     """Growth from one number of GPUs to the next."""
 
-    JSON: ClassVar[str] = (
-        "from_num_ranks=before.num_ranks to_num_ranks=after.num_ranks **yields "
-        "past_knee_probability parts_frac"
-    )
-
     before: ScalePoint
     after: ScalePoint
     tokens: Estimate
@@ -92,6 +94,16 @@ class Growth(Encoded):
     parts_frac: Mapping[Part, float]
     """Increase of each part of the GPU time per token, over the whole before; they add up to
     efficiency before over efficiency after, minus one."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            from_num_ranks=self.before.num_ranks,
+            to_num_ranks=self.after.num_ranks,
+            **self.yields,
+            past_knee_probability=self.past_knee_probability,
+            parts_frac=self.parts_frac,
+        )
 
     @property
     def yields(self) -> dict[str, float]:
@@ -129,13 +141,22 @@ class Knee(Encoded):
 class Scaling(Encoded):
     """Scaling curve of one device, fewest GPUs first."""
 
-    JSON: ClassVar[str] = "device is_weak knee points growths without"
-
     device: str
     points: tuple[ScalePoint, ...]
     growths: tuple[Growth, ...]
     without: tuple[int, ...] = ()
     """Numbers of GPUs for which no layout fits or divides the batch."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            device=self.device,
+            is_weak=self.is_weak,
+            knee=self.knee,
+            points=self.points,
+            growths=self.growths,
+            without=self.without,
+        )
 
     @property
     def is_weak(self) -> bool:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ..arguments.megatron_command import program_of
 from ..arguments.passed_on import masked_arguments
 from ..errors import ConfigError, RecordError
 from ..forecast.remaining_run import RunProgress
+from ..plain_json import JsonObject
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded, decode
+from ..workload.config_json import Encoded, decode, encode_fields, encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request(RunProgress, Encoded):
     """Inputs of an analysis that are not in the sample table."""
-
-    JSON: ClassVar[str] = "* -goals **goals"
 
     host_argv: tuple[str, ...] = ()
     """Command line, with sensitive values masked, since the request is written to a file."""
@@ -27,6 +26,10 @@ class Request(RunProgress, Encoded):
     memory_capacity_nbytes: int | None = None
     previously_met: tuple[str, ...] = ()
     """Values of the rules that were met in the previous window."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(**encode_fields(self, "goals"), **encode_fields(self.goals))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host_argv", masked_arguments(self.host_argv))

@@ -21,9 +21,10 @@ from ..answers.measured_steps import CPU_SESSION_SIGMA_LOG, SESSION_SIGMA_LOG
 from ..answers.run_measurements import ONE_STEP_SIGMA_LOG
 from ..drift.attribution import Cause, CauseKind
 from ..forecast.forecasts import CPU_DRIFT_FRAC, DRIFT_FRAC, mean_estimate
+from ..plain_json import JsonObject
 from ..samples.reduce import MEDIAN_OVER_MEAN
 from ..units import format_frac, format_time
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from ._settings import SettingChange
 
 Floats = NDArray[np.float64]
@@ -208,25 +209,28 @@ class Side(Encoded):
 class TermChange(Encoded):
     """One term of both runs, seconds per step or per 1,000 tokens."""
 
-    JSON: ClassVar[str] = (
-        "term=name first_s second_s change_s=change.value low_s=change.low high_s=change.high "
-        "is_shown=change.is_shown"
-    )
-
     name: str
     first_s: float
     second_s: float
     change: Change
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            term=self.name,
+            first_s=self.first_s,
+            second_s=self.second_s,
+            change_s=self.change.value,
+            low_s=self.change.low,
+            high_s=self.change.high,
+            is_shown=self.change.is_shown,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Encoded):
     """Comparison of a second run with a first."""
 
-    JSON: ClassVar[str] = (
-        "schema verdict basis sentence reason first second settings **fracs "
-        "chance=step.chance per_tokens terms ranks causes"
-    )
     schema: ClassVar[int] = SCHEMA
 
     first: Side
@@ -244,6 +248,25 @@ class Difference(Encoded):
     ranks: tuple[TermChange, ...]
     """Significant changes of work and waiting of single ranks."""
     causes: tuple[Cause, ...]
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            schema=self.schema,
+            verdict=self.verdict,
+            basis=self.basis,
+            sentence=self.sentence,
+            reason=self.reason,
+            first=self.first,
+            second=self.second,
+            settings=self.settings,
+            **self.fracs,
+            chance=self.step.chance,
+            per_tokens=self.per_tokens,
+            terms=self.terms,
+            ranks=self.ranks,
+            causes=self.causes,
+        )
 
     @property
     def verdict(self) -> Verdict:

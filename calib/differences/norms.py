@@ -16,6 +16,7 @@ from ..fit.priors import device_prior
 from ..forecast.rates import peak_flop_per_s, throughput
 from ..layers.model_size import model_flop_per_token, model_name
 from ..network.groups import bus_factor
+from ..plain_json import JsonObject
 from ..records.step_rows import StepRow
 from ..samples.table import SampleTable
 from ..steps.known_steps import same_layout, similarity
@@ -24,7 +25,7 @@ from ..units import MIB, format_frac
 from ..workload.choices import AXES, axis_value
 from ..workload.collectives import Collective
 from ..workload.config import Fp8Recipe, RunConfig
-from ..workload.config_json import Encoded, encode
+from ..workload.config_json import Encoded, encode, encode_fields, encoded
 from ._settings import SettingChange, leaf_texts, part_of, setting_name
 
 _LEAST = 3
@@ -74,7 +75,6 @@ class NearRow:
 class Normal(Encoded):
     """Rank of a run among published ones."""
 
-    JSON: ClassVar[str] = "schema sentence slower_frac *"
     schema: ClassVar[int] = 1
 
     run_id: str
@@ -88,6 +88,15 @@ class Normal(Encoded):
     near: tuple[NearRow, ...] = ()
     groups: tuple[dict[str, Any], ...] = ()
     """Rows of ``bus_rates``."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            schema=self.schema,
+            sentence=self.sentence,
+            slower_frac=self.slower_frac,
+            **encode_fields(self),
+        )
 
     @property
     def sentence(self) -> str:

@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
+from ..plain_json import JsonObject
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, MEDIAN_OVER_MEAN, mad_sigma, median_error_log
 from ..samples.table import SampleTable
 from ..units import format_frac, format_ranks, format_time
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encode_fields, encoded
 
 Floats = NDArray[np.float64]
 
@@ -67,8 +67,6 @@ class Cause(Encoded):
     ``chance`` is the probability of such a change by noise alone in any of the comparisons.
     """
 
-    JSON: ClassVar[str] = "* change_frac text"
-
     kind: CauseKind
     ranks: tuple[int, ...] = ()
     role: str = ""
@@ -77,6 +75,10 @@ class Cause(Encoded):
     change_s: float = 0.0
     chance: float = 1.0
     reason: str = ""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(**encode_fields(self), change_frac=self.change_frac, text=self.text)
 
     @property
     def change_frac(self) -> float:

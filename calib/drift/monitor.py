@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
+from ..plain_json import JsonObject
 from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
 from ..samples.table import SampleTable, only_windows
 from ..units import format_frac, format_time
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encode_fields, encoded
 from .attribution import Cause, find_causes, find_group_causes
 
 _MOST_LEVELS = 100
@@ -131,14 +131,16 @@ class DriftKind(Enum):
 class Drift(Encoded):
     """A change of level that was confirmed at ``iteration`` and began at ``since_iteration``."""
 
-    JSON: ClassVar[str] = "* change_frac"
-
     kind: DriftKind
     iteration: int
     since_iteration: int
     before_s: float
     after_s: float
     probability: float
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(**encode_fields(self), change_frac=self.change_frac)
 
     @property
     def change_frac(self) -> float:
@@ -323,14 +325,24 @@ SCHEMA = 1
 class DriftEvent(Encoded):
     """A change of the step or, without ``drift``, of transfers that are hidden in the step."""
 
-    JSON: ClassVar[str] = "run_id unix_s iteration kind causes line **drift"
-
     run_id: str
     unix_s: float
     iteration: int
     drift: Drift | None = None
     causes: tuple[Cause, ...] = ()
     """Causes; empty until a window has been compared with the previous one."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        event = encoded(
+            run_id=self.run_id,
+            unix_s=self.unix_s,
+            iteration=self.iteration,
+            kind=self.kind,
+            causes=self.causes,
+            line=self.line,
+        )
+        return event | (self.drift.to_json() if self.drift else {})
 
     @property
     def line(self) -> str:

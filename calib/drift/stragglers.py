@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri, stdtrit
 
 from ..errors import CalibrationError, ConfigError
+from ..plain_json import JsonObject
 from ..regressors.robust import Z_90
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, mad_sigma, median_error_log, median_of_others
@@ -33,7 +34,7 @@ from ..timeline.graph import pipeline_costs
 from ..timeline.programs import Pipeline
 from ..units import format_frac, format_ranks, format_time
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from ..workload.operators import OperatorKind
 from ..workload.ranks import position
 
@@ -535,7 +536,6 @@ class Clock:
 class WaitingReport(Encoded):
     """Waiting, stragglers and clocks in the newest window of the newest run."""
 
-    JSON: ClassVar[str] = "schema step_time_s=step_s roles **slow clocks last_frac"
     schema: ClassVar[int] = SCHEMA
 
     step_s: float
@@ -545,6 +545,17 @@ class WaitingReport(Encoded):
     """Clocks that differ from the reference, or may."""
     last_frac: Mapping[int, float]
     """Share of its groups' collectives at which a rank arrived last, by rank."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            schema=self.schema,
+            step_time_s=self.step_s,
+            roles=self.roles,
+            **self.slow.to_json(),
+            clocks=self.clocks,
+            last_frac=self.last_frac,
+        )
 
     @property
     def line(self) -> str:

@@ -8,8 +8,8 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import RecordError
-from ..plain_json import Json
-from ..workload.config_json import Encoded
+from ..plain_json import Json, JsonObject
+from ..workload.config_json import Encoded, encode_fields, encoded
 
 if TYPE_CHECKING:
     from .forecasts import Forecast
@@ -28,7 +28,6 @@ _STATED_FRAC = 0.9
 class PastForecast(Encoded):
     """One forecast as it was made."""
 
-    JSON: ClassVar[str] = "schema kind *"
     schema: ClassVar[int] = SCHEMA
     kind: ClassVar[str] = "forecast"
 
@@ -54,6 +53,10 @@ class PastForecast(Encoded):
     is_measured: bool
     extras_s: float = 0.0
     failures_s: float = 0.0
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(schema=self.schema, kind=self.kind, **encode_fields(self))
 
     @staticmethod
     def of(forecast: Forecast, run_id: str) -> PastForecast:
@@ -91,7 +94,6 @@ class PastForecast(Encoded):
 class Ended(Encoded):
     """End of a run."""
 
-    JSON: ClassVar[str] = "schema kind *"
     schema: ClassVar[int] = SCHEMA
     kind: ClassVar[str] = "end"
 
@@ -107,6 +109,10 @@ class Ended(Encoded):
     """Number of unflagged steps with a single-step interval."""
     num_inside: Mapping[str, int] = field(default_factory=dict)
     """Number of these within each nominal interval."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(schema=self.schema, kind=self.kind, **encode_fields(self))
 
     @property
     def is_complete(self) -> bool:
@@ -138,11 +144,13 @@ class FinishError:
 class Coverage(Encoded):
     """Observed coverage of a nominal interval."""
 
-    JSON: ClassVar[str] = "* observed_frac"
-
     nominal_frac: float
     num: int
     num_inside: int
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(**encode_fields(self), observed_frac=self.observed_frac)
 
     @property
     def observed_frac(self) -> float:
@@ -165,12 +173,6 @@ class Settled:
 class Evaluation(Encoded):
     """All forecasts of one run, evaluated against its end."""
 
-    JSON: ClassVar[str] = (
-        "run_id num_forecasts is_complete total_s "
-        "first_error_of_total_frac=first.of_total_frac errors finish_coverage=finish "
-        "step_coverage=steps settled"
-    )
-
     run_id: str
     num_forecasts: int
     is_complete: bool
@@ -179,6 +181,20 @@ class Evaluation(Encoded):
     finish: tuple[Coverage, ...]
     steps: tuple[Coverage, ...]
     settled: tuple[Settled, ...]
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            run_id=self.run_id,
+            num_forecasts=self.num_forecasts,
+            is_complete=self.is_complete,
+            total_s=self.total_s,
+            first_error_of_total_frac=self.first and self.first.of_total_frac,
+            errors=self.errors,
+            finish_coverage=self.finish,
+            step_coverage=self.steps,
+            settled=self.settled,
+        )
 
     @property
     def first(self) -> FinishError | None:

@@ -15,9 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
 from ..errors import CalibrationError, check_ascending
+from ..plain_json import JsonObject
 from ..regressors.estimate import Estimate
 from ..regressors.robust import Z_90
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encode_fields, encoded
 
 SCHEMA = 1
 DRIFT_FRAC = 0.01
@@ -227,7 +228,6 @@ class StepLoad:
 class Forecast(Encoded):
     """Forecast of the run to its end.  All intervals are 90 %; ``p95`` is the 95 % quantile."""
 
-    JSON: ClassVar[str] = "schema * -remaining_time"
     schema: ClassVar[int] = SCHEMA
 
     now_unix_s: float
@@ -265,6 +265,10 @@ class Forecast(Encoded):
     """Cost in the currency of the stated price."""
     energy_j: float | None = None
     """Energy of all accelerators from the first reading to the end."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(schema=self.schema, **encode_fields(self, "remaining_time"))
 
     def __post_init__(self) -> None:
         step_s, ahead_s = self.step_time_s, self.remaining_s

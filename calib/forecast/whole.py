@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..errors import ConfigError
+from ..plain_json import JsonObject
 from ..steps.model import FittedSteps
 from ..units import DAY_S, HOUR_S, format_count
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encode_fields, encoded
 from .modelled import batch_levels, model_forecast
 from .remaining_schedule import POWERS, BatchLevel, remaining_schedule, step_groups
 
@@ -19,8 +19,6 @@ from .remaining_schedule import POWERS, BatchLevel, remaining_schedule, step_gro
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun(Encoded):
     """A run over a number of tokens, with the evaluations and saves of its arguments."""
-
-    JSON: ClassVar[str] = "* cost"
 
     num_tokens: int
     """Tokens of all steps, including the whole last one."""
@@ -32,6 +30,10 @@ class WholeRun(Encoded):
     """Upper end of the 90 % interval."""
     gpu_hours: float
     price_per_gpu_hour: float | None = None
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(**encode_fields(self), cost=self.cost)
 
     @property
     def cost(self) -> float | None:

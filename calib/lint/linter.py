@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ..arguments.megatron_rules import refusals
 from ..arguments.taken_options import unsupported_options_reason
+from ..plain_json import JsonObject
 from ..shell import quoted
 from ..workload.config import takes_options
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from . import _host_rules as host_rules
 from . import _option_rules as option_rules
 from . import _variable_rules as variable_rules
@@ -33,17 +34,27 @@ _ORDER = (Harm.DISTORTS, Harm.WASTES, Harm.RISKS)
 class Flaw(Encoded):
     """One argument or variable that should be changed."""
 
-    JSON: ClassVar[str] = (
-        "rule=rule.name harm=severity what=remedy.what why=rule.why instead=remedy.instead "
-        "put=remedy.put drop=remedy.drop variables=remedy.variables gain unpriced? "
-        "source=rule.source"
-    )
-
     rule: Rule
     remedy: Remedy
     gain: Gain | None = None
     unpriced: str = ""
     """Reason why there is no gain; empty if there is one."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            rule=self.rule.name,
+            harm=self.severity,
+            what=self.remedy.what,
+            why=self.rule.why,
+            instead=self.remedy.instead,
+            put=self.remedy.put,
+            drop=self.remedy.drop,
+            variables=self.remedy.variables,
+            gain=self.gain,
+            unpriced=self.unpriced or None,
+            source=self.rule.source,
+        )
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -60,9 +71,11 @@ class Flaw(Encoded):
 class Lint(Encoded):
     """All flaws of a launch, by rank."""
 
-    JSON: ClassVar[str] = "flaws sure_frac"
-
     flaws: tuple[Flaw, ...]
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(flaws=self.flaws, sure_frac=self.sure_frac)
 
     @property
     def best(self) -> Flaw | None:

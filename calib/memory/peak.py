@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import ClassVar
 
 import numpy as np
 
+from ..plain_json import JsonObject
 from ..workload.config import Precision, RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encode_fields, encoded
 from ..workload.layout_table import LayoutTable
 from .pipelines import overhead_nbytes, pipelines
 
@@ -51,8 +51,6 @@ class Verdict(Enum):
 class MemoryEstimate(Encoded):
     """Peak bytes of one rank of a stage, by part."""
 
-    JSON: ClassVar[str] = "* total_nbytes"
-
     stage: int
     weights_nbytes: int
     grads_nbytes: int
@@ -69,6 +67,10 @@ class MemoryEstimate(Encoded):
     open_nbytes: int = 0
     """Deviation due to unstated widths of gradients and states, or to an offset that was measured
     in another layout; not a part of the total."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(**encode_fields(self), total_nbytes=self.total_nbytes)
 
     @property
     def allocated_nbytes(self) -> int:

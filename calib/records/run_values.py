@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..errors import ConfigError, RecordError
-from ..plain_json import Json
+from ..plain_json import Json, JsonObject
 from ..shell import is_word
-from ..workload.config_json import Encoded, decode
+from ..workload.config_json import Encoded, decode, encode_fields, encoded
 
 PREFIX = "calib/"
 """Prefix of each name in a sink that has other metrics too."""
@@ -153,7 +153,6 @@ SCHEMA = 1
 class Launch(Encoded):
     """Description of a launch; fields are empty if nothing was noted."""
 
-    JSON: ClassVar[str] = "schema *"
     schema: ClassVar[int] = SCHEMA
 
     argv: tuple[str, ...] = ()
@@ -171,6 +170,10 @@ class Launch(Encoded):
     imported (``RunConfig.absent``)."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that Megatron's rules require, and our own, as the processes had them."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(schema=self.schema, **encode_fields(self))
 
     @staticmethod
     def from_json(value: Mapping[str, Json]) -> Launch:

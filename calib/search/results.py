@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..memory.peak import FITS_PROBABILITY, OVERHEAD_SIGMA_FRAC, RESERVE_FRAC, SIGMA_FRAC
+from ..plain_json import JsonObject
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 
 Floats = NDArray[np.float64]
 TOP = 20
@@ -67,8 +67,6 @@ class Ranked:
 class Tried(Encoded):
     """Number of layouts that a search tried, by outcome; each counts once."""
 
-    JSON: ClassVar[str] = "num_layouts over_memory slower evaluated not_tried cut_by_rules=cut"
-
     num_cells: int
     """Splits of the ranks, each with its variants."""
     num_layouts: int
@@ -80,6 +78,17 @@ class Tried(Encoded):
     """Layouts that were left when the search was stopped."""
     cut: Mapping[str, int] = field(default_factory=dict)
     """Combinations of degrees that each of Megatron's rules excludes; not among the layouts."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            num_layouts=self.num_layouts,
+            over_memory=self.over_memory,
+            slower=self.slower,
+            evaluated=self.evaluated,
+            not_tried=self.not_tried,
+            cut_by_rules=self.cut,
+        )
 
     @property
     def slower(self) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from ..fit.estimates import Source
 from ..layers.stage_work import collective_uses, stage_operators
+from ..plain_json import JsonObject
 from ..regressors.estimate import Estimate
 from ..timeline.evaluation import GroupTimes
 from ..timeline.items import Item, Part
@@ -16,7 +16,7 @@ from ..timeline.simulation import Span
 from ..timeline.terms import Term, term_of, term_of_role
 from ..workload.collectives import Collective, CollectiveCall
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded
+from ..workload.config_json import Encoded, encoded
 from ..workload.operators import Phase
 from .known_steps import same_layout, similarity
 from .slices import ItemTime, Place, Slice
@@ -28,8 +28,6 @@ _ROUNDING = 1e-12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate(Estimate, Encoded):
     """Step time of a layout, and the breakdown of its critical stage."""
-
-    JSON: ClassVar[str] = "time_s low_s high_s critical_stage parts_s source_frac"
 
     config: RunConfig
     critical_stage: int
@@ -47,6 +45,17 @@ class StepEstimate(Estimate, Encoded):
     """Spans for a trace, if a single layout was requested; the last ends after ``time_s``."""
     slices: Mapping[Place, tuple[Slice, ...]] = field(default_factory=dict, repr=False)
     """Slices of the spans, by place; empty if there are no spans."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(
+            time_s=self.time_s,
+            low_s=self.low_s,
+            high_s=self.high_s,
+            critical_stage=self.critical_stage,
+            parts_s=self.parts_s,
+            source_frac=self.source_frac,
+        )
 
     @property
     def time_s(self) -> float:

@@ -25,51 +25,22 @@ class DataclassInstance(Protocol):
 
 
 class Encoded:
-    """Base of dataclasses that list the keys of their JSON object in ``JSON``; default: all fields.
-
-    A word of ``JSON`` is the name of an attribute.  ``key=one.two`` takes the attribute of a part
-    under another key, null if the part is None; ``name?`` is null if the value is empty; ``*``
-    stands for all fields and ``-name`` removes one; ``**name`` merges the keys of a part, none if
-    it is None.
-
-    >>> from dataclasses import dataclass
-    >>> @dataclass(frozen=True, kw_only=True)
-    ... class Part(Encoded):
-    ...     low_s: float
-    >>> @dataclass(frozen=True, kw_only=True)
-    ... class Whole(Encoded):
-    ...     JSON = "* -part **part first_s=part.low_s why?"
-    ...     part: Part
-    ...     why: str = ""
-    >>> Whole(part=Part(low_s=0.5)).to_json()
-    {'why': None, 'low_s': 0.5, 'first_s': 0.5}
-    """
+    """Base of dataclasses that are objects of JSON: all fields, unless a class says otherwise."""
 
     __slots__ = ()
-    JSON: ClassVar[str] = "*"
 
     def to_json(self) -> JsonObject:
-        """Return the JSON object described by ``JSON``."""
-        whole: JsonObject = {}
-        for entry in self.JSON.split():
-            if entry.startswith("-"):
-                del whole[entry[1:]]
-            elif entry.startswith("**"):
-                part: Any = encode(_reached(self, entry[2:]))
-                whole |= part or {}
-            elif entry == "*":
-                whole |= _encoded_fields(self)
-            else:
-                key, _, path = entry.removesuffix("?").partition("=")
-                value = encode(_reached(self, path or key))
-                whole[key] = (value or None) if entry.endswith("?") else value
-        return whole
+        """Return the JSON object."""
+        return _encoded_fields(self)
 
 
-def _reached(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = None if value is None else getattr(value, name)
-    return value
+def encoded(**values: object) -> JsonObject:
+    """Return the JSON object of some named values.
+
+    >>> encoded(kept=(0.5, None), path=PurePath("a"))
+    {'kept': [0.5, None], 'path': 'a'}
+    """
+    return {key: encode(value) for key, value in values.items()}
 
 
 def encode(value: object) -> Json:
@@ -90,9 +61,10 @@ def encode(value: object) -> Json:
     return plain
 
 
-def encode_fields(value: DataclassInstance) -> JsonObject:
-    """Return a JSON object of all fields of a dataclass."""
-    return _encoded_fields(value)
+def encode_fields(value: DataclassInstance, *without: str) -> JsonObject:
+    """Return a JSON object of the fields of a dataclass, all but ``without``."""
+    whole = _encoded_fields(value)
+    return {name: each for name, each in whole.items() if name not in without}
 
 
 def _encoded_fields(value: Any) -> JsonObject:

@@ -13,15 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Ended
+from ...calib.plain_json import JsonObject
 from ...calib.records.iso_times import Action, action_text, iso_time, with_iso_times
 from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...calib.shell import printable_lines
 from ...calib.units import format_time
-from ...calib.workload.config_json import Encoded
+from ...calib.workload.config_json import Encoded, encode_fields, encoded
 from ...hooks.process.interpreter import is_installed
 from ..store.forecast_log import Logged, read_forecasts
 from ..store.publishing import (
@@ -86,8 +87,6 @@ class State(Enum):
 class RunStatus(Encoded):
     """State of a launch, by its newest run; None if unknown."""
 
-    JSON: ClassVar[str] = "* finish_p50_local"
-
     launch_id: str
     run_id: str
     directory: str
@@ -115,6 +114,10 @@ class RunStatus(Encoded):
     """Time of the last event from training."""
     age_s: float | None
     """Seconds since that event."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        return encoded(**encode_fields(self), finish_p50_local=self.finish_p50_local)
 
     @property
     def is_stop_advised(self) -> bool:
