@@ -159,7 +159,7 @@ def event_lines(*, more: list[dict[str, Any]]) -> str:
 def test_it_leaves_at_a_fixed_time_though_its_analysis_hangs(
     directory: Path, has_end_event: bool
 ) -> None:
-    hang = "import time; from forerun.launch.companion import companion_loop; "
+    hang = "import time; from forerun.launch.companion import _companion_loop as companion_loop; "
     hang += "companion_loop.CompanionLoop._analyse = lambda *told: time.sleep(600)"
     process = started(directory, leave_after_s=7.0, before=hang)
     with process:

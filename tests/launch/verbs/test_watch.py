@@ -22,7 +22,7 @@ from forerun.launch.companion import _status_writer as status_writer
 from forerun.launch.verbs.arguments import FOLDER, ExitCode
 
 SCHEMA = json.loads((FOLDER / "status.schema.json").read_text())
-FASTER = "from forerun.launch.companion import status_writer; status_writer.EVERY_S = 0.05"
+FASTER = "from forerun.launch.companion import _status_writer; _status_writer.EVERY_S = 0.05"
 WATCH = (sys.executable, "-m", "forerun", "status", "--watch")
 
 
@@ -36,13 +36,14 @@ def status_file(home: Path) -> dict[str, Any]:
 
 
 def await_steps(home: Path, iteration: int) -> dict[str, Any]:
-    while True:
+    for _ in range(6000):  # the companion may have died
         try:
             if (value := status_file(home))["iteration"] >= iteration:
                 return value
         except FileNotFoundError:
             pass
         time.sleep(0.02)
+    raise AssertionError(f"no status of step {iteration} in {home}")
 
 
 @pytest.fixture
