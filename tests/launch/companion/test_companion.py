@@ -287,7 +287,8 @@ def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     # On a busy machine an analysis takes longer than the end of a run waits for.
     links = (
         "from forerun.calib.records.cluster import SeenNode; "
-        "from forerun.launch.known import node_links; node_links.detect_links = lambda: SeenNode(num_gpus=4, joint='mesh')"
+        "from forerun.launch.known import node_links; "
+        "node_links.detect_links = lambda: SeenNode(num_gpus=4, joint='mesh')"
     )
     done = started(directory, launch_id="first", leave_after_s=200.0, before=links)
     output, errors = done.communicate("\n".join(["{damaged", *lines, ""]))
