@@ -24,7 +24,7 @@ from .run_arguments import add_run
 _NAMES = ("request.json", "answer.json", "forecast.json", "decision.json", "forecasts.jsonl")
 _READ = tuple(folder + name for folder in ("", "runs/", "runs/*/") for name in _NAMES)
 """Files that a report reads in addition to the records."""
-_LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
+_LOOKS = ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
 """Variables that affect the rendering of tables, in addition to the terminal."""
 
 

@@ -115,3 +115,19 @@ def test_no_colour_where_none_is_wanted(home: Path) -> None:
     os.close(ours)
     assert b"Layouts" in shown
     assert not re.search(rb"\x1b\[(\d+;)*[349]\dm", shown)
+
+
+def test_a_report_is_cached_for_its_width(home: Path) -> None:
+    """Without a terminal it is as wide as its tables need; 80 columns may be asked for then."""
+    command = [sys.executable, "-m", "forerun", "report", str(home)]
+    environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+
+    def width(**more: str) -> int:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, env=environ | more
+        )
+        header = done.stdout.partition("\nLayouts\n")[2].partition("\n")[0]
+        return len(header)
+
+    assert width() > 80 >= width(COLUMNS="80")
+    assert width() > 80
