@@ -74,7 +74,6 @@ NOT_CHOSEN: Mapping[str, str] = {
         steps.slices: _LEAST_FRAC _LEAST_S
         steps._layouts: _LEAST_S _RUN
         steps.launches: _ROUNDS
-        search._rough_times: _ROUNDING
         steps._operator_tables: _MAX_ROWS
         steps._posterior: SLOPE_STEP _WIDE_SPREADS _WIDE_STEPS _NUM_DISCREPANCIES _WILD_ROUNDS
         steps._posterior: LEVEL_SIGMA_LOG
