@@ -181,7 +181,7 @@ def _allocated_nbytes(prediction: Prediction) -> int:
 
 
 def _peak_nbytes(table: SampleTable) -> int:
-    return max(table.memory_peak_nbytes().values())
+    return Measurements(table=table).memory_peak_nbytes
 
 
 def _model_memory(run: forerun.Run, table: SampleTable) -> tuple[float, float, float]:

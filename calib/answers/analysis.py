@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from ...leaves import leaf
 from ..advice.decision import UNKNOWN_LAYOUT, Decision, Rule, decide
@@ -20,6 +20,7 @@ from ..lint.pricing import Pricing
 from ..lint.rule import stated_launch
 from ..network.cluster import network_line
 from ..samples.table import SampleTable, only_windows, windows_of
+from ..search.results import MemoryBudget
 from ..steps.known_steps import KnownStep
 from ..steps.live import live_times
 from ..steps.model import FittedSteps
@@ -159,12 +160,11 @@ def _answer_with_layout(
     at_forecast: Callable[[], Request] | None,
 ) -> Answer:
     fit = fit_run(measured, live_times(measured.calibration, config, known), known, config)
-    device_memory: _DeviceMemory = {
-        "memory_capacity_nbytes": request.memory_capacity_nbytes or measured.memory_capacity_nbytes,
-        "memory_offset_nbytes": measured.memory_offset_nbytes,
-    }
-    others = _plan(request, remaining_layout(config), fit.steps, device_memory)
-    modelled = _modelled(measured, request, config, fit, others, device_memory)
+    budget = measured.budget
+    if request.memory_capacity_nbytes:
+        budget = replace(budget, capacity_nbytes=request.memory_capacity_nbytes)
+    others = _plan(request, remaining_layout(config), fit.steps, budget)
+    modelled = _modelled(measured, request, config, fit, others, budget)
     if at_forecast is not None and (later := at_forecast()).last_step > request.last_step:
         request = later
     ahead, decision = run_forecast(modelled.model_forecast, request), None
@@ -192,7 +192,7 @@ def _modelled(
     config: RunConfig,
     fit: RunFit,
     others: Plan,
-    device_memory: _DeviceMemory,
+    budget: MemoryBudget,
 ) -> Modelled:
     """Return what models say; parts beside the step that fail are absent, with a failure each."""
     failures: list[str] = []
@@ -204,7 +204,6 @@ def _modelled(
             failures.append(f"{name} not known: {err}")
             return absent
 
-    offset_nbytes = device_memory["memory_offset_nbytes"]
     routing = measured.routing
     return Modelled(
         config=config,
@@ -222,12 +221,12 @@ def _modelled(
         explained=apart("parts of the step", (), _explained, others, fit.steps),
         lint=apart(
             *("advice on arguments", None, _lint, request),
-            *(remaining_layout(config), fit.steps, device_memory),
+            *(remaining_layout(config), fit.steps, budget),
         ),
         restart_s=request.goals.restart_cost_s + measured.recalibration_s,
         what_if=apart(
             *("what another choice would give", (), _what_if, others, fit.steps),
-            *(request.goals.gpus, offset_nbytes),
+            *(request.goals.gpus, budget),
         ),
         failures=tuple(failures),
     )
@@ -312,26 +311,17 @@ def _decision_of_steps(
     )
 
 
-class _DeviceMemory(TypedDict):
-    """Memory of a rank, as keyword arguments of every check that a layout fits."""
-
-    memory_capacity_nbytes: int | None
-    memory_offset_nbytes: int | None
-
-
-def _plan(
-    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
-) -> Plan:
+def _plan(request: Request, config: RunConfig, steps: FittedSteps, budget: MemoryBudget) -> Plan:
     """Return the plan; the running layout alone, with the reason, if the search fails."""
     counts = (config.parallelism.num_ranks, *request.goals.gpus)
     try:
-        return plan(config, steps, num_ranks=counts, **device_memory)
+        return plan(config, steps, num_ranks=counts, budget=budget)
     except ForerunError as err:
-        (running,) = compare(config, [config], steps, **device_memory)
+        (running,) = compare(config, [config], steps, budget=budget)
         return Plan(
             running=running,
             measured_step_time_s=steps.measured_s(config),
-            memory_capacity_nbytes=device_memory["memory_capacity_nbytes"],
+            memory_capacity_nbytes=budget.capacity_nbytes,
             candidates=(),
             not_searched=str(err),
         )
@@ -345,15 +335,13 @@ def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]
     return (explain(running, None, steps), against)
 
 
-def _lint(
-    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
-) -> Lint:
+def _lint(request: Request, config: RunConfig, steps: FittedSteps, budget: MemoryBudget) -> Lint:
     """Lint the arguments in the request, which has no environment variables."""
     hours = request.goals.mtbf_hours
     pricing = Pricing(
         config=config,
         steps=steps,
-        **device_memory,
+        budget=budget,
         mtbf_s=None if hours is None else hours * HOUR_S,
         restart_s=request.goals.restart_cost_s,
         eval_times_s=request.eval_times_s,

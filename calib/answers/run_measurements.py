@@ -23,6 +23,7 @@ from ..records.record_kinds import LoopRecord
 from ..regressors.robust import Z_90
 from ..samples.reduce import mad_sigma
 from ..samples.table import SampleTable, newest_window, windows_of
+from ..search.results import MemoryBudget
 from ..steps.known_steps import KnownStep
 from ..units import format_bytes, format_frac, format_time
 from ..workload.collectives import GroupRole
@@ -263,20 +264,29 @@ class Measurements:
         return max(0.0, float(times.sum()) - len(times) * self.step_s)
 
     @cached_property
-    def memory_capacity_nbytes(self) -> int | None:
-        """Memory of the device as recorded, else by the device's name; None if unknown."""
-        return self.table.device_memory_nbytes() or known_nbytes(self.recorded_config.device)
+    def memory_peak_nbytes(self) -> int:
+        """Largest memory peak of a rank; 0 if not measured."""
+        peaks = self.table.newest("windows")["memory_peak_nbytes"]
+        return 0 if peaks.empty else int(peaks.max())
 
     @cached_property
-    def memory_offset_nbytes(self) -> int | None:
-        """Measured memory peak minus its estimate; None if not measured."""
-        peaks = self.table.memory_peak_nbytes()
-        return memory_offset(self.routed_config, max(peaks.values())) if peaks else None
+    def budget(self) -> MemoryBudget:
+        """Memory of the smallest device as recorded, else by its name, and the offset of the
+        measured peak."""
+        sizes, peak = self.table.newest("windows")["device_memory_nbytes"], self.memory_peak_nbytes
+        known = sizes[sizes > 0]
+        return MemoryBudget(
+            capacity_nbytes=known_nbytes(self.recorded_config.device)
+            if known.empty
+            else int(known.min()),
+            offset_nbytes=memory_offset(self.routed_config, peak) if peak > 0 else None,
+        )
 
     @cached_property
     def skew_s(self) -> dict[int, float]:
         """Each rank's mean waiting per step for later ranks, in the newest window."""
-        return self.table.skew_s()
+        waits = newest_window(self.table.newest("skew")).groupby("rank", sort=True)["wait_s"].sum()
+        return dict(zip(waits.index.tolist(), waits.tolist(), strict=True))
 
     @cached_property
     def waiting(self) -> WaitingReport:

@@ -197,25 +197,6 @@ class SampleTable:
             samples = samples.assign(num_nodes=0)
         return replace(self, runs=runs, samples=samples)
 
-    def skew_s(self) -> dict[int, float]:
-        """Return each rank's mean waiting per step for later ranks, in the newest window of the
-        newest run."""
-        waits = newest_window(self.newest("skew")).groupby("rank", sort=True)["wait_s"].sum()
-        return dict(zip(waits.index.tolist(), waits.tolist(), strict=True))
-
-    def memory_peak_nbytes(self) -> dict[int, int]:
-        """Return the largest memory peak of each rank of the newest run; ranks without one are left
-        out."""
-        rows = self.newest("windows")
-        peaks = rows[rows["memory_peak_nbytes"] > 0].groupby("rank")["memory_peak_nbytes"].max()
-        return dict(zip(peaks.index.tolist(), peaks.tolist(), strict=True))
-
-    def device_memory_nbytes(self) -> int | None:
-        """Return the memory of the smallest device of the newest run; None if unknown."""
-        rows = self.newest("windows")
-        known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
-        return None if known.empty else int(known.min())
-
 
 def _cluster(text: str) -> Cluster:
     try:

@@ -23,6 +23,7 @@ from ...calib.memory.devices import known_nbytes
 from ...calib.memory.peak import memory_offset
 from ...calib.records.cluster import Cluster, StatedNodes
 from ...calib.records.step_rows import StepRow
+from ...calib.search.results import MemoryBudget
 from ...calib.steps.known_steps import KnownStep
 from ...calib.steps.model import fit_steps
 from ...calib.steps.step_tables import machine_times, table_steps
@@ -68,8 +69,7 @@ def fit_machine(
         name=measured.run_id,
         running=remaining_layout(measured.routed_config),
         steps=run_steps(measured, known, like=there),
-        memory_capacity_nbytes=measured.memory_capacity_nbytes,
-        memory_offset_nbytes=measured.memory_offset_nbytes,
+        budget=measured.budget,
         problems=(*problems, *unused),
     )
 
@@ -86,8 +86,7 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
         name=device,
         running=config,
         steps=fit_steps(machine_times(config, stated=stated)),
-        memory_capacity_nbytes=known_nbytes(device),
-        memory_offset_nbytes=None,
+        budget=MemoryBudget(capacity_nbytes=known_nbytes(device)),
         is_elsewhere=True,
         problems=(_untold(device),),
     )
@@ -115,8 +114,7 @@ def _on_device(
         name=measured.run_id,
         running=config,
         steps=steps_on(measured, device, stated),
-        memory_capacity_nbytes=known_nbytes(device),
-        memory_offset_nbytes=measured.memory_offset_nbytes,
+        budget=replace(measured.budget, capacity_nbytes=known_nbytes(device)),
         is_elsewhere=True,
         problems=(*problems, _untold(device)),
     )
@@ -135,8 +133,10 @@ def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | No
         name=last.machine,
         running=last.config,
         steps=table_steps(rows[0], known, tables.operators, tables.collectives, stated),
-        memory_capacity_nbytes=known_nbytes(last.config.device),
-        memory_offset_nbytes=int(np.median(peaks)) if peaks else None,
+        budget=MemoryBudget(
+            capacity_nbytes=known_nbytes(last.config.device),
+            offset_nbytes=int(np.median(peaks)) if peaks else None,
+        ),
         problems=tables.problems,
     )
 

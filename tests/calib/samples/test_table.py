@@ -67,7 +67,7 @@ def test_transfer_is_the_minimum_over_the_group_and_the_rest_is_skew(run: RunRec
     assert row["time_s"] == pytest.approx(TRANSFER_S, rel=TIGHT)
     assert (row["role"], row["num_ranks"], row["nbytes"]) == ("tp", 2, 262_144)
     assert not row["is_bound"]
-    assert table.skew_s() == pytest.approx({0: 2 * LATE_S, 1: 0.0})
+    assert Measurements(table=table).skew_s == pytest.approx({0: 2 * LATE_S, 1: 0.0})
     assert table.skew["role"].unique().tolist() == [GroupRole.TP.value]
 
 
@@ -138,7 +138,7 @@ def test_a_send_is_matched_with_the_receive_of_its_peer(run: RunRecords) -> None
     row = _row(table, "send")
     assert (row["time_s"], row["num_ranks"]) == (pytest.approx(90e-6), 2)
     assert not row["is_bound"]
-    assert table.skew_s() == pytest.approx({0: 0.0, 1: 2 * 410e-6})
+    assert Measurements(table=table).skew_s == pytest.approx({0: 0.0, 1: 2 * 410e-6})
 
 
 def test_the_optimizer_operator_takes_its_waits_with_it(run: RunRecords) -> None:
@@ -186,7 +186,7 @@ def test_everything_later_commands_need_is_in_the_table(run: RunRecords, config)
     table = build_table(run)
     assert table.config() == config
     assert table.run_id == "run-a"
-    assert table.memory_peak_nbytes() == {0: 1000, 1: 1001}
+    assert Measurements(table=table).memory_peak_nbytes == 1001
     assert table.windows["num_dropped"].tolist() == [0, 1]
     assert table.coverage[["rank", "installed", "fired"]].to_numpy().tolist() == [
         [0, 4, 4],
