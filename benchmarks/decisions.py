@@ -38,6 +38,7 @@ from forerun.calib.answers.measured_steps import fit_run_steps
 from forerun.calib.forecast.forecasts import DRIFT_FRAC, Forecast, forecast, mean_estimate
 from forerun.calib.records.iso_times import Action
 from forerun.calib.records.step_rows import StepRow
+from forerun.calib.search.results import MemoryBudget
 from forerun.calib.steps.base_times import BaseTimes
 from forerun.calib.steps.known_steps import KnownStep, same_layout
 from forerun.calib.workload.run_options import Goals
@@ -135,8 +136,7 @@ def plan_of(run: Run, window_s: Floats) -> Plan:
         run.running.config,
         [run.running.config, *(row.config for row in run.others)],
         fit_run_steps(run.base, [known], run.running.config),
-        memory_capacity_nbytes=_ALL_FIT_NBYTES,
-        memory_offset_nbytes=0,
+        budget=MemoryBudget(capacity_nbytes=_ALL_FIT_NBYTES, offset_nbytes=0),
     )
     return Plan(
         running=running,

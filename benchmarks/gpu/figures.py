@@ -25,12 +25,7 @@ from typing import Any
 import forerun
 from forerun.benchmarks.gpu import pairs
 from forerun.benchmarks.gpu.kernels import calls_in_step
-from forerun.calib.answers.run_measurements import (
-    hook_summary,
-    launch_bound_frac,
-    measured_overhead,
-    measured_step_s,
-)
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.samples.store import read_run, read_table, write_table
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import RunConfig
@@ -130,7 +125,7 @@ def _median(times_s: Sequence[float], places: Sequence[int]) -> float:
 
 def _hooked(name: str) -> Callable[[Archives], Values]:
     def values(data: Archives) -> Values:
-        cost = measured_overhead(data.table(name))
+        cost = Measurements(table=data.table(name)).overhead
         assert cost is not None
         return [_percent(one) for one in (cost.overhead_frac, cost.low_frac, cost.high_frac)]
 
@@ -139,19 +134,19 @@ def _hooked(name: str) -> Callable[[Archives], Values]:
 
 def _hooked_waiting(data: Archives) -> Values:
     waiting = data.figures("overhead")["launch_bound_waiting_frac"]
-    waits = waiting, launch_bound_frac(data.table("launch_bound"))
+    waits = waiting, Measurements(table=data.table("launch_bound")).launch_bound_frac
     return (*_hooked("launch_bound")(data), *map(_percent, waits))
 
 
 def _megatron_steps(data: Archives) -> Values:
-    tables = [data.table(name) for name in ("a", "b")]
-    return [v for t in tables for v in (measured_step_s(t), _percent(launch_bound_frac(t)))]
+    runs = [Measurements(table=data.table(name)) for name in ("a", "b")]
+    return [v for run in runs for v in (run.step_s, _percent(run.launch_bound_frac))]
 
 
 def _megatron_hooks(data: Archives) -> Values:
     result: list[float] = []
     for name in ("a", "b"):
-        hooks = hook_summary(data.table(name))
+        hooks = Measurements(table=data.table(name)).hooks
         result += [hooks.num_fired, hooks.num_installed, *_hooked(name)(data)]
     return result
 
@@ -186,7 +181,7 @@ def _allocated_nbytes(prediction: Prediction) -> int:
 
 
 def _peak_nbytes(table: SampleTable) -> int:
-    return max(table.memory_peak_nbytes().values())
+    return Measurements(table=table).memory_peak_nbytes
 
 
 def _model_memory(run: forerun.Run, table: SampleTable) -> tuple[float, float, float]:
@@ -212,7 +207,7 @@ def _layer_launches_s(table: SampleTable) -> float:
 def _across(data: Archives) -> Values:
     names = ("recipe", "compute_bound", "launch_bound")
     tables = {name: data.table(name) for name in names}
-    measured_s = {name: measured_step_s(table) for name, table in tables.items()}
+    measured_s = {name: Measurements(table=table).step_s for name, table in tables.items()}
     options = {name: _options(table.config()) for name, table in tables.items()}
 
     def between(
@@ -275,18 +270,21 @@ def _each_other(data: Archives) -> Values:
     result: list[float | bool] = []
     for source, target in (("b", "a"), ("a", "b")):
         prediction = data.run(source).predict(command=data.command(target))
-        result += [*_interval(prediction), *_error(prediction, measured_step_s(data.table(target)))]
+        result += [
+            *_interval(prediction),
+            *_error(prediction, Measurements(table=data.table(target)).step_s),
+        ]
     return result
 
 
 def _repeated_modelled(data: Archives) -> Values:
     step_s, low_s, high_s, off = _modelled(data, "b2")
-    return step_s, low_s, high_s, measured_step_s(data.table("b2")), off
+    return step_s, low_s, high_s, Measurements(table=data.table("b2")).step_s, off
 
 
 def _larger_from_repeated(data: Archives) -> Values:
     prediction = data.run("b2").predict(command=data.command("a"))
-    return *_interval(prediction), *_error(prediction, measured_step_s(data.table("a")))
+    return *_interval(prediction), *_error(prediction, Measurements(table=data.table("a")).step_s)
 
 
 def _recomputed(data: Archives) -> Values:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.calib.advice.planning import Candidate, compare
-from forerun.calib.answers.measured_steps import fit_run, known_elsewhere, running_config
-from forerun.calib.fit.calibration import calibrate
+from forerun.calib.answers.measured_steps import fit_run, known_elsewhere
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.samples.store import read_table
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.steps.known_steps import KnownStep
@@ -94,11 +94,12 @@ def read_tables() -> Mapping[str, SampleTable]:
 
 def pairs(tables: Mapping[str, SampleTable], *, is_alone: bool = False) -> Iterator[Pair]:
     """Yield the ordered pairs of the layouts."""
-    configs = {name: running_config(table) for name, table in tables.items()}
-    known = {name: known_elsewhere(table, configs[name]) for name, table in tables.items()}
+    runs = {name: Measurements(table=table) for name, table in tables.items()}
+    configs = {name: run.config for name, run in runs.items()}
+    known = {name: known_elsewhere(run, configs[name]) for name, run in runs.items()}
     for running, other in permutations(LAYOUTS, 2):
         others = [] if is_alone else [known[n] for n in tables if n not in (running, other)]
-        steps = steps_of(tables[running], others)
+        steps = steps_of(runs[running], others)
         (candidate,) = compare(configs[running], [configs[other]], steps)
         true_s = known[other].time_s
         yield Pair(
@@ -110,11 +111,10 @@ def pairs(tables: Mapping[str, SampleTable], *, is_alone: bool = False) -> Itera
         )
 
 
-def steps_of(table: SampleTable, others: list[KnownStep]) -> FittedSteps:
+def steps_of(measured: Measurements, others: list[KnownStep]) -> FittedSteps:
     """Return the step model of a run, with nothing of the others but their launch times."""
-    config = running_config(table)
-    base = live_times(calibrate(table, device=config.device), config, others)
-    return fit_run(table, base, (), config).steps
+    base = live_times(measured.calibration, measured.config, others)
+    return fit_run(measured, base, (), measured.config).steps
 
 
 def sums(found: Sequence[Pair]) -> Mapping[str, float]:

@@ -176,8 +176,7 @@ class Campaign:
         layout_plan = plan(
             machine.running,
             machine.steps,
-            memory_capacity_nbytes=machine.memory_capacity_nbytes,
-            memory_offset_nbytes=machine.memory_offset_nbytes,
+            budget=machine.budget,
         )
         size_options = SIZES[size].options
         layouts = {

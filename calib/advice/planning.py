@@ -23,17 +23,13 @@ from ..forecast.rates import Throughput, throughput
 from ..memory.peak import (
     MemoryEstimate,
     Verdict,
-    fit_probability,
     host_nbytes,
-    memory,
-    memory_with_offset,
-    verdict,
 )
 from ..plain_json import JsonObject
 from ..regressors.estimate import Estimate
 from ..search.best_layouts import best_layouts
 from ..search.cells import cells_of, choices_of, num_variants
-from ..search.results import Effort, MemoryBudget, SearchResult, Tried
+from ..search.results import ANY_MEMORY, Effort, MemoryBudget, SearchResult, Tried
 from ..search.space import FSDP_OPTIONS, OFFLOAD_OPTIONS, modules_of
 from ..steps.estimate import StepEstimate
 from ..steps.known_steps import MEASURED_SIGMA_LOG
@@ -503,8 +499,7 @@ def plan(
     steps: FittedSteps,
     *,
     num_ranks: int | Sequence[int] | None = None,
-    memory_capacity_nbytes: int | None = None,
-    memory_offset_nbytes: int | None = None,
+    budget: MemoryBudget = ANY_MEMORY,
     is_running: bool = True,
     is_listed: bool = True,
     has_checkpoints: bool = True,
@@ -517,17 +512,13 @@ def plan(
     ``steps`` predicts step times, with measured steps as measured; errors that two layouts share
     cancel in their ratio.  Without ``is_running``, ``config`` is a requested layout, and nothing is
     compared with it; without ``is_listed`` it only states model and batch, and may be one of the
-    best.  ``memory_offset_nbytes`` is the measured memory peak minus its estimate
-    (None: not measured).  ``has_checkpoints``: a layout has to resume from the run's checkpoints.
+    best.  ``has_checkpoints``: a layout has to resume from the run's checkpoints.
     ``keep`` excludes layouts that it does not allow; layouts that the
     program has no options for are excluded too, and counted.  Behind layouts that fit are some that
     do not, least lacking first.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
-    budget = MemoryBudget(
-        capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0
-    )
 
     def searched(
         count: int, constraint: LayoutConstraint | None, *, is_sure: bool = False
@@ -551,8 +542,7 @@ def plan(
         results,
         is_listed=is_listed,
         is_unmeasured=is_unmeasured,
-        memory_capacity_nbytes=memory_capacity_nbytes,
-        memory_offset_nbytes=memory_offset_nbytes,
+        budget=budget,
         is_running=is_running,
         has_checkpoints=has_checkpoints,
     )
@@ -596,7 +586,7 @@ def _make_plan(
     *,
     is_listed: bool,
     is_unmeasured: bool,
-    memory_capacity_nbytes: int | None,
+    budget: MemoryBudget,
     **settings: Any,
 ) -> Plan:
     layouts = [layout for one in results.values() for layout in one.layouts]
@@ -604,7 +594,7 @@ def _make_plan(
         config,
         [config, *dict.fromkeys((*layouts, *others))],
         steps,
-        memory_capacity_nbytes=memory_capacity_nbytes,
+        budget=budget,
         **settings,
     )
     candidates.sort(key=_standing)
@@ -612,7 +602,7 @@ def _make_plan(
         running=running,
         misfit_log=steps.misfit_log if running.is_comparable else 0.0,
         measured_step_time_s=steps.measured_s(config),
-        memory_capacity_nbytes=memory_capacity_nbytes,
+        memory_capacity_nbytes=budget.capacity_nbytes,
         tried={count: one.tried for count, one in results.items()},
         candidates=tuple(candidates),
         is_listed=is_listed,
@@ -646,8 +636,7 @@ def compare(
     layouts: Sequence[RunConfig],
     steps: FittedSteps,
     *,
-    memory_capacity_nbytes: int | None = None,
-    memory_offset_nbytes: int | None = None,
+    budget: MemoryBudget = ANY_MEMORY,
     is_running: bool = True,
     has_checkpoints: bool = True,
 ) -> list[Candidate]:
@@ -658,11 +647,8 @@ def compare(
         _candidate(
             estimate,
             running if is_running and estimate.config.does_work_of(config) else None,
-            memory(estimate.config)
-            if memory_offset_nbytes is None
-            else memory_with_offset(estimate.config, config, memory_offset_nbytes),
-            memory_capacity_nbytes,
-            is_calibrated=memory_offset_nbytes is not None,
+            budget.needed(estimate.config, config),
+            budget,
         )
         for estimate in others
     ]
@@ -675,9 +661,7 @@ def _candidate(
     estimate: StepEstimate,
     running: StepEstimate | None,
     needed: MemoryEstimate,
-    capacity_nbytes: int | None,
-    *,
-    is_calibrated: bool,
+    budget: MemoryBudget,
 ) -> Candidate:
     unknown = Estimate(median=math.nan, error_log=estimate.error_log, unshared_sigma_log=math.nan)
     return Candidate(
@@ -690,9 +674,7 @@ def _candidate(
         source_frac=estimate.source_frac,
         host_wait_frac=estimate.host_wait_frac,
         host_wait_high_frac=estimate.host_wait_high_frac,
-        verdict=verdict(needed, capacity_nbytes, is_calibrated=is_calibrated),
+        verdict=budget.verdict(needed),
         options=options(estimate.config),
-        fit_probability=fit_probability(needed, capacity_nbytes, is_calibrated=is_calibrated)
-        if capacity_nbytes
-        else None,
+        fit_probability=budget.fit_probability(needed),
     )

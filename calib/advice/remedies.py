@@ -10,8 +10,9 @@ from itertools import combinations, product
 from ..arguments.megatron_args import apply_options
 from ..errors import ConfigError
 from ..forecast.modelled import batch_levels
-from ..memory.peak import Verdict, memory, memory_with_offset, verdict
+from ..memory.peak import Verdict
 from ..plain_json import JsonObject
+from ..search.results import MemoryBudget
 from ..steps.model import FittedSteps
 from ..units import format_bytes, format_frac
 from ..workload.config import RunConfig
@@ -69,8 +70,7 @@ class FittingLayouts:
 
     requested: RunConfig
     steps: FittedSteps
-    capacity_nbytes: int
-    offset_nbytes: int | None
+    budget: MemoryBudget
     measured: RunConfig
     """Layout in which the offset was measured."""
 
@@ -96,10 +96,7 @@ class FittingLayouts:
 
     def verdict(self, config: RunConfig) -> Verdict:
         """Return the verdict on a layout's memory."""
-        if self.offset_nbytes is None:
-            return verdict(memory(config), self.capacity_nbytes)
-        needed = memory_with_offset(config, self.measured, self.offset_nbytes)
-        return verdict(needed, self.capacity_nbytes, is_calibrated=True)
+        return self.budget.verdict(self.budget.needed(config, self.measured))
 
     def priced(self, layouts: dict[tuple[str, ...], RunConfig]) -> list[Remedy]:
         """Return the layouts, given by their options, as remedies, fastest first."""
@@ -107,8 +104,7 @@ class FittingLayouts:
             self.requested,
             [self.requested, *layouts.values()],
             self.steps,
-            memory_capacity_nbytes=self.capacity_nbytes,
-            memory_offset_nbytes=self.offset_nbytes,
+            budget=self.budget,
         )
         pairs = zip(layouts, candidates, strict=True)
         made = [

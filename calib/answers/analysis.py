@@ -4,50 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from ...leaves import leaf
 from ..advice.decision import UNKNOWN_LAYOUT, Decision, Rule, decide
 from ..advice.explanation import Explanation, explain
 from ..advice.planning import Candidate, Plan, compare, plan
-from ..drift.stragglers import waiting_report
 from ..errors import ForerunError
-from ..fit.calibration import Calibration, calibrate
 from ..forecast.evaluation import Ended
 from ..forecast.forecasts import Forecast
 from ..forecast.modelled import ModelForecast, model_forecast
-from ..forecast.remaining_run import MeasuredRun, measured_forecast, run_forecast
+from ..forecast.remaining_run import measured_forecast, run_forecast
 from ..lint.linter import Lint, lint
 from ..lint.pricing import Pricing
 from ..lint.rule import stated_launch
 from ..network.cluster import network_line
 from ..samples.table import SampleTable, only_windows, windows_of
-from ..steps.estimate import StepEstimate
+from ..search.results import MemoryBudget
 from ..steps.known_steps import KnownStep
 from ..steps.live import live_times
 from ..steps.model import FittedSteps
 from ..units import HOUR_S, format_count
 from ..workload.config import RunConfig
 from ..workload.run_options import Goals
-from .answer import Answer, Modelled, measured_groups
+from .answer import Answer, Modelled
 from .finish_line import ended_line, finish_line
-from .measured_steps import RunFit, fit_run, remaining_layout, running_config
+from .measured_steps import RunFit, fit_run, remaining_layout
 from .request import Request
-from .routing import (
-    imbalance_cost_frac,
-    measured_routing,
-    routing_line,
-)
+from .routing import imbalance_cost_frac, routing_line
 from .run_end import RunEnd, end_lines, run_end, undecided
-from .run_measurements import (
-    HookSummary,
-    hook_summary,
-    measured_overhead,
-    measured_step_s,
-    memory_capacity_nbytes,
-    memory_offset_nbytes,
-    recalibration_s,
-)
+from .run_measurements import Measurements
 from .transcript import (
     checked_line,
     decision_line,
@@ -79,17 +65,16 @@ def analyse(
     Raises ``CalibrationError`` if steps or operators are missing, ``ConfigError`` if the timeline
     does not model the running layout yet.
     """
-    is_described = table.is_described
-    config = request.of_program(running_config(table)) if is_described else None
-    last = request.last_step or int(table.steps["step"].max()) + 1
-    request = replace(request, last_step=last)
+    measured = Measurements(table=table)
+    config = request.of_program(measured.config) if table.is_described else None
+    request = replace(request, last_step=request.last_step or measured.num_steps)
     total = config.cadence.train_iters if config else 0
-    end = run_end(table.loop(), last, steps_total=total)
+    end = run_end(measured.loop, request.last_step, steps_total=total)
     if config is None:
-        return _answer_without_layout(table, request, end, problems)
+        return _answer_without_layout(measured, request, end, problems)
     config = replace(config, cadence=replace(config.cadence, train_iters=end.steps_total))
     return _answer_with_layout(
-        table,
+        measured,
         request,
         end,
         config,
@@ -106,24 +91,13 @@ def with_new_forecast(answer: Answer, request: Request) -> Answer:
 
     If the layout is known, the decision and the transcript do not change either.
     """
-    modelled = answer.modelled
-    end = run_end(answer.loop, request.last_step, steps_total=answer.end.steps_total)
-    if modelled is not None and not end.pass_end:
+    modelled, measured = answer.modelled, answer.measured
+    end = run_end(measured.loop, request.last_step, steps_total=answer.end.steps_total)
+    if modelled is None:
+        return _answer_without_layout(measured, request, end, answer.problems)
+    if not end.pass_end:
         return replace(answer, forecast=run_forecast(modelled.model_forecast, request))
-    total = end.horizon or request.last_step
-    ahead = measured_forecast(
-        answer.run,
-        request,
-        steps_total=total,
-        eval_interval=answer.loop.eval_interval,
-        save_interval=answer.loop.save_interval,
-    )
-    later = replace(answer, end=end, forecast=ahead)
-    if modelled is not None:
-        return later
-    decision = _decision_of_steps(request, end, ahead, answer.recalibration_s)
-    later = replace(later, decision=decision)
-    return replace(later, transcript=_lines_of_steps(later, request.goals))
+    return replace(answer, end=end, forecast=_forecast_of_steps(measured, request, end))
 
 
 def with_end(answer: Answer, ended: Ended, goals: Goals, *, directory: str = "DIR") -> Answer:
@@ -149,36 +123,32 @@ def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
 
 
 def _answer_without_layout(
-    table: SampleTable, request: Request, end: RunEnd, problems: Sequence[str]
+    measured: Measurements, request: Request, end: RunEnd, problems: Sequence[str]
 ) -> Answer:
-    run, anew_s, loop = MeasuredRun.of(table), recalibration_s(table), table.loop()
-    ahead = measured_forecast(
-        run,
-        request,
-        steps_total=end.horizon or request.last_step,
-        eval_interval=loop.eval_interval,
-        save_interval=loop.save_interval,
-    )
+    ahead = _forecast_of_steps(measured, request, end)
     answer = Answer(
-        run_id=table.run_id,
-        device=str(table.newest("runs")["device"].iloc[0]),
-        run=run,
-        loop=loop,
+        measured=measured,
         end=end,
         forecast=ahead,
-        measured_step_s=measured_step_s(table),
-        overhead=measured_overhead(table),
-        hooks=hook_summary(table),
-        decision=_decision_of_steps(request, end, ahead, anew_s),
-        recalibration_s=anew_s,
-        groups=measured_groups(table, loop),
+        decision=_decision_of_steps(request, end, ahead, measured.recalibration_s),
         problems=tuple(problems),
     )
     return replace(answer, transcript=_lines_of_steps(answer, request.goals))
 
 
+def _forecast_of_steps(measured: Measurements, request: Request, end: RunEnd) -> Forecast:
+    """Return the forecast by measured steps alone, of the run or of the pass over its data."""
+    return measured_forecast(
+        measured.run,
+        request,
+        steps_total=end.horizon or request.last_step,
+        eval_interval=measured.loop.eval_interval,
+        save_interval=measured.loop.save_interval,
+    )
+
+
 def _answer_with_layout(
-    table: SampleTable,
+    measured: Measurements,
     request: Request,
     end: RunEnd,
     config: RunConfig,
@@ -189,34 +159,27 @@ def _answer_with_layout(
     directory: str,
     at_forecast: Callable[[], Request] | None,
 ) -> Answer:
-    calibration = calibrate(table, device=config.device)
-    fit = fit_run(table, live_times(calibration, config, known), known, config)
-    device_memory, run = _device_memory(table, request), MeasuredRun.of(table)
-    others = _plan(request, remaining_layout(config), fit.steps, device_memory)
-    modelled = _modelled(table, request, config, calibration, fit, others, device_memory)
-    view, hooks = modelled.model_forecast, hook_summary(table)
+    fit = fit_run(measured, live_times(measured.calibration, config, known), known, config)
+    budget = measured.budget
+    if request.memory_capacity_nbytes:
+        budget = replace(budget, capacity_nbytes=request.memory_capacity_nbytes)
+    others = _plan(request, remaining_layout(config), fit.steps, budget)
+    modelled = _modelled(measured, request, config, fit, others, budget)
     if at_forecast is not None and (later := at_forecast()).last_step > request.last_step:
         request = later
-    ahead, decision = run_forecast(view, request), None
+    ahead, decision = run_forecast(modelled.model_forecast, request), None
     if end.steps_total:
-        decision = _decision(request, others, ahead, hooks, recalibration_s(table))
+        decision = _decision(request, others, ahead, measured)
     if first_error_frac is None:
-        first_error_frac = _first_error_frac(table, fit)
+        first_error_frac = _first_error_frac(measured, fit)
     modelled = replace(modelled, first_error_frac=first_error_frac)
     if end.pass_end:
-        ahead = measured_forecast(run, request, steps_total=end.pass_end)
+        ahead = _forecast_of_steps(measured, request, end)
     answer = Answer(
-        run_id=table.run_id,
-        device=config.device,
-        run=run,
-        loop=table.loop(),
+        measured=measured,
         end=end,
         forecast=ahead,
-        measured_step_s=measured_step_s(table),
-        overhead=fit.overhead,
-        hooks=hooks,
         decision=decision or undecided(end, request.goals, now_unix_s=ahead.now_unix_s),
-        recalibration_s=recalibration_s(table),
         modelled=modelled,
         problems=tuple(problems),
     )
@@ -224,13 +187,12 @@ def _answer_with_layout(
 
 
 def _modelled(
-    table: SampleTable,
+    measured: Measurements,
     request: Request,
     config: RunConfig,
-    calibration: Calibration,
     fit: RunFit,
     others: Plan,
-    device_memory: _DeviceMemory,
+    budget: MemoryBudget,
 ) -> Modelled:
     """Return what models say; parts beside the step that fail are absent, with a failure each."""
     failures: list[str] = []
@@ -242,20 +204,15 @@ def _modelled(
             failures.append(f"{name} not known: {err}")
             return absent
 
-    offset_nbytes = device_memory["memory_offset_nbytes"]
-    routing = measured_routing(table)
+    routing = measured.routing
     return Modelled(
         config=config,
-        calibration=calibration,
         running_estimate=fit.unseen,
-        model_forecast=_outlook(table, config, request, fit.blind, fit.unseen),
+        model_forecast=_outlook(measured, config, request, fit),
         plan=others,
         step=fit.modelled_step,
         waiting_s=fit.waiting_s,
         perturbation_s=fit.perturbation_s,
-        skew_s=table.skew_s(),
-        waiting=waiting_report(table, measured_step_s(table)),
-        routing=routing,
         imbalance_cost_frac=(
             imbalance_cost_frac(fit.blind, config, routing.imbalance)
             if routing is not None
@@ -264,12 +221,12 @@ def _modelled(
         explained=apart("parts of the step", (), _explained, others, fit.steps),
         lint=apart(
             *("advice on arguments", None, _lint, request),
-            *(remaining_layout(config), fit.steps, device_memory),
+            *(remaining_layout(config), fit.steps, budget),
         ),
-        restart_s=request.goals.restart_cost_s + recalibration_s(table),
+        restart_s=request.goals.restart_cost_s + measured.recalibration_s,
         what_if=apart(
             *("what another choice would give", (), _what_if, others, fit.steps),
-            *(request.goals.gpus, offset_nbytes),
+            *(request.goals.gpus, budget),
         ),
         failures=tuple(failures),
     )
@@ -284,12 +241,13 @@ def _lines_of_layout(
     answer: Answer, modelled: Modelled, goals: Goals, directory: str
 ) -> tuple[str, ...]:
     config, plan, lint, is_over = modelled.config, modelled.plan, modelled.lint, bool(answer.ended)
-    rate = modelled.throughput(answer.measured_step_s)
+    measured = answer.measured
+    rate = modelled.throughput(measured.step_s)
     lines = [
-        run_line(config, config.parallelism.num_ranks, answer.measured_step_s, rate),
-        modelled.waiting.line,
-        routing_line(modelled.routing, modelled.imbalance_cost_frac),
-        network_line(modelled.calibration.transfers.fitted_prior),
+        run_line(config, config.parallelism.num_ranks, measured.step_s, rate),
+        measured.waiting.line,
+        routing_line(measured.routing, modelled.imbalance_cost_frac),
+        network_line(measured.calibration.transfers.fitted_prior),
         *_end_lines(answer, goals),
         faster_line(
             plan,
@@ -300,23 +258,24 @@ def _lines_of_layout(
         lint.line(directory) if lint is not None else "",
         "" if is_over else decision_line(answer.decision, plan, directory=directory),
         *modelled.failures,
-        checked_line(answer.hooks, answer.overhead, answer.measured_step_s, modelled.step),
+        checked_line(measured, modelled.step),
     ]
     return tuple(with_prefix(lines))
 
 
 def _lines_of_steps(answer: Answer, goals: Goals) -> tuple[str, ...]:
-    num_ranks, step_s = answer.run.num_ranks, answer.measured_step_s
-    run = run_line(None, num_ranks, step_s, device=answer.device)
+    measured = answer.measured
+    step_s = measured.step_s
+    run = run_line(None, measured.run.num_ranks, step_s, device=measured.device)
     is_decided = any(reason.rule is not Rule.EVIDENCE for reason in answer.decision.reasons)
     is_decided &= answer.ended is None
     lines = [
         f"{run} · {_rate(answer)}",
         *_end_lines(answer, goals),
-        *(group.line(step_s) for group in answer.groups),
+        *(group.line(step_s) for group in measured.groups),
         UNKNOWN_LAYOUT,
         decision_line(answer.decision) if is_decided else "",
-        checked_line(answer.hooks, answer.overhead, step_s, None),
+        checked_line(measured, None),
     ]
     return tuple(with_prefix(lines))
 
@@ -352,33 +311,17 @@ def _decision_of_steps(
     )
 
 
-class _DeviceMemory(TypedDict):
-    """Memory of a rank, as keyword arguments of every check that a layout fits."""
-
-    memory_capacity_nbytes: int | None
-    memory_offset_nbytes: int | None
-
-
-def _device_memory(table: SampleTable, request: Request) -> _DeviceMemory:
-    return {
-        "memory_capacity_nbytes": request.memory_capacity_nbytes or memory_capacity_nbytes(table),
-        "memory_offset_nbytes": memory_offset_nbytes(table),
-    }
-
-
-def _plan(
-    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
-) -> Plan:
+def _plan(request: Request, config: RunConfig, steps: FittedSteps, budget: MemoryBudget) -> Plan:
     """Return the plan; the running layout alone, with the reason, if the search fails."""
     counts = (config.parallelism.num_ranks, *request.goals.gpus)
     try:
-        return plan(config, steps, num_ranks=counts, **device_memory)
+        return plan(config, steps, num_ranks=counts, budget=budget)
     except ForerunError as err:
-        (running,) = compare(config, [config], steps, **device_memory)
+        (running,) = compare(config, [config], steps, budget=budget)
         return Plan(
             running=running,
             measured_step_time_s=steps.measured_s(config),
-            memory_capacity_nbytes=device_memory["memory_capacity_nbytes"],
+            memory_capacity_nbytes=budget.capacity_nbytes,
             candidates=(),
             not_searched=str(err),
         )
@@ -392,15 +335,13 @@ def _explained(layout_plan: Plan, steps: FittedSteps) -> tuple[Explanation, ...]
     return (explain(running, None, steps), against)
 
 
-def _lint(
-    request: Request, config: RunConfig, steps: FittedSteps, device_memory: _DeviceMemory
-) -> Lint:
+def _lint(request: Request, config: RunConfig, steps: FittedSteps, budget: MemoryBudget) -> Lint:
     """Lint the arguments in the request, which has no environment variables."""
     hours = request.goals.mtbf_hours
     pricing = Pricing(
         config=config,
         steps=steps,
-        **device_memory,
+        budget=budget,
         mtbf_s=None if hours is None else hours * HOUR_S,
         restart_s=request.goals.restart_cost_s,
         eval_times_s=request.eval_times_s,
@@ -410,13 +351,14 @@ def _lint(
 
 
 def _decision(
-    request: Request, layout_plan: Plan, ahead: Forecast, hooks: HookSummary, anew_s: float
+    request: Request, layout_plan: Plan, ahead: Forecast, measured: Measurements
 ) -> Decision:
+    hooks = measured.hooks
     return decide(
         request.goals,
         forecast=ahead,
         plan=layout_plan,
-        recalibration_s=anew_s,
+        recalibration_s=measured.recalibration_s,
         coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
         silent=", ".join(name for name in hooks.remarks if name.startswith("inside ")),
         host_argv=request.host_argv,
@@ -424,35 +366,29 @@ def _decision(
     )
 
 
-def _first_error_frac(table: SampleTable, fit: RunFit) -> float | None:
+def _first_error_frac(measured: Measurements, fit: RunFit) -> float | None:
     """Return the error of the step as modelled on the run's first window alone; None if that has
     too few measurements."""
-    windows = windows_of(table)
+    windows = windows_of(measured.table)
     if len(windows) == 1:
-        return fit.modelled_step.error_frac(measured_step_s(table))
-    first = only_windows(table, windows[:1])
+        return fit.modelled_step.error_frac(measured.step_s)
+    first = Measurements(table=only_windows(measured.table, windows[:1]))
     try:
-        config = running_config(first)
-        base = live_times(calibrate(first, device=config.device), config)
-        return fit_run(first, base, (), config).modelled_step.error_frac(measured_step_s(first))
+        base = live_times(first.calibration, first.config)
+        return fit_run(first, base, (), first.config).modelled_step.error_frac(first.step_s)
     except ForerunError:
         return None
 
 
 def _outlook(
-    table: SampleTable,
-    config: RunConfig,
-    request: Request,
-    steps: FittedSteps,
-    running_estimate: StepEstimate,
+    measured: Measurements, config: RunConfig, request: Request, fit: RunFit
 ) -> ModelForecast:
-    recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
-    runs = table.newest("runs")
+    recent_s = measured.bare_s[measured.bare_s.index >= request.level_since_step]
     return model_forecast(
         config,
-        steps,
-        running_estimate,
-        started_unix_s=float(runs["started_unix_s"].min()),
-        recorded_s=tuple(recent.step_times_s(is_hooked=False).tolist()),
-        recorded_numbers=recent.bare_step_numbers(),
+        fit.blind,
+        fit.unseen,
+        started_unix_s=measured.run.started_unix_s,
+        recorded_s=tuple(recent_s.tolist()),
+        recorded_numbers=tuple((recent_s.index + 1).tolist()),
     )

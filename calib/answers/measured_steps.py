@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..arguments.megatron_options import ASIDE, UNMODELLED_FACTOR, moves
-from ..fit.calibration import calibrate, calibration_for_device, combine_with_other
+from ..fit.calibration import calibration_for_device, combine_with_other
 from ..fit.measured_rows import measured_operators
 from ..fit.priors import is_processor
 from ..forecast.batch_ratios import PredictedStep
-from ..forecast.modelled import at_batch_size, batch_size_at, full_batch_size
+from ..forecast.modelled import at_batch_size, full_batch_size
 from ..network.systems import network_prior
 from ..records.cluster import Cluster, StatedNodes
 from ..regressors.robust import Z_90
-from ..samples.table import SampleTable
 from ..steps.base_times import BaseTimes
 from ..steps.estimate import StepEstimate
 from ..steps.known_steps import KnownStep, same_layout
@@ -23,31 +22,13 @@ from ..steps.launches import launch_times
 from ..steps.live import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..workload.config import RunConfig
-from .routing import routed_s, with_measured_routing
-from .run_measurements import (
-    Overhead,
-    mean_waiting_s,
-    measured_overhead,
-    measured_sigma_log,
-    measured_step_s,
-    perturbed_frac,
-)
+from .routing import routed_s
+from .run_measurements import Measurements
 
 SESSION_SIGMA_LOG, CPU_SESSION_SIGMA_LOG = 0.015, 0.1
 """Standard deviation (log) of a layout's step time between two runs on the same machine, due to
 clocks and neighbours.  CPUs of a shared host change within minutes: 180 runs of 33 layouts differed
 by 0.07 (median) to 0.13 (root mean square) from runs of the same layout (benchmarks/RESULTS.md)."""
-
-
-def running_config(table: SampleTable) -> RunConfig:
-    """Return the newest run's layout at the batch size of its last step, with measured routing.
-
-    A batch-size ramp may have advanced since the run recorded its layout.
-    """
-    config = with_measured_routing(table.config(), table)
-    if table.steps.empty:
-        return config
-    return at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))
 
 
 def remaining_layout(config: RunConfig) -> RunConfig:
@@ -58,23 +39,15 @@ def remaining_layout(config: RunConfig) -> RunConfig:
     return at_batch_size(config, full) if has_whole else config
 
 
-def known_step(table: SampleTable) -> KnownStep:
-    """Return the newest run's layout and its measured step."""
-    return KnownStep(
-        config=running_config(table),
-        time_s=measured_step_s(table),
-        sigma_log=measured_sigma_log(table),
-    )
-
-
 def passing_sigma_log(config: RunConfig) -> float:
     """Return the standard deviation (log) of the level of steps between now and the next hour."""
     return CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
 
 
-def known_elsewhere(table: SampleTable, target: RunConfig) -> KnownStep:
-    """Return ``known_step`` as evidence for a run of another session, maybe another release."""
-    step = replace(known_step(table), launches=launch_times(measured_operators(table)))
+def known_elsewhere(measured: Measurements, target: RunConfig) -> KnownStep:
+    """Return the run's step as evidence for one of another session, maybe another release."""
+    launches = launch_times(measured_operators(measured.table))
+    step = replace(measured.known_step, launches=launches)
     session = CPU_SESSION_SIGMA_LOG if step.config.device == "cpu" else SESSION_SIGMA_LOG
     return replace(
         step,
@@ -94,7 +67,6 @@ class RunFit:
     steps: FittedSteps
     modelled_step: PredictedStep
     """``unseen`` plus ``waiting_s``, without the share that hooks add to a hooked step."""
-    overhead: Overhead | None
     waiting_s: float
     """Seconds per step that ranks wait for each other, mean over ranks."""
     perturbation_s: float
@@ -102,35 +74,33 @@ class RunFit:
 
 
 def fit_run(
-    table: SampleTable, base: BaseTimes, known: Sequence[KnownStep], config: RunConfig
+    measured: Measurements, base: BaseTimes, known: Sequence[KnownStep], config: RunConfig
 ) -> RunFit:
     """Return the step models of the newest run, with layout ``config``.
 
     ``known`` are steps of other runs.  The commands and the live answer share this fit.
     """
-    measured, layout = known_step(table), same_layout(config)
+    layout = same_layout(config)
     blind = fit_run_steps(base, [one for one in known if same_layout(one.config) != layout], config)
-    overhead = measured_overhead(table)
-    waiting_s = mean_waiting_s(table, routed_s(blind, config))
-    unseen, added_frac = blind.estimate(config), perturbed_frac(table, overhead)
+    waiting_s = measured.mean_waiting_s(routed_s(blind, config))
+    unseen, added_frac = blind.estimate(config), measured.perturbed_frac
     modelled = PredictedStep(
         time_s=(1.0 - added_frac) * (unseen.time_s + waiting_s),
         low_s=(1.0 - added_frac) * (unseen.low_s + waiting_s),
         high_s=(1.0 - added_frac) * (unseen.high_s + waiting_s),
     )
-    steps = fit_run_steps(base, with_measured_step(known, measured), config)
+    steps = fit_run_steps(base, with_measured_step(known, measured.known_step), config)
     return RunFit(
         blind=blind,
         unseen=unseen,
         steps=replace(
             steps,
-            misfit_log=_misfit_log(measured, modelled),
+            misfit_log=_misfit_log(measured.known_step, modelled),
             unrun_log=math.log(UNMODELLED_FACTOR)
             if any(moves(name, "time") for name in {*config.unmodelled} - ASIDE)
             else 0.0,
         ),
         modelled_step=modelled,
-        overhead=overhead,
         waiting_s=waiting_s,
         perturbation_s=added_frac * (unseen.time_s + waiting_s),
     )
@@ -146,7 +116,7 @@ def _misfit_log(measured: KnownStep, modelled: PredictedStep) -> float:
 
 
 def run_steps(
-    table: SampleTable, known: Sequence[KnownStep] = (), *, like: SampleTable | None = None
+    measured: Measurements, known: Sequence[KnownStep] = (), *, like: Measurements | None = None
 ) -> FittedSteps:
     """Return the step model of the newest run, with steps of other runs on its kind of device.
 
@@ -154,14 +124,13 @@ def run_steps(
     run's.  If the machine was only probed, without training, the model rests on operators alone.
     Raises ``CalibrationError`` if no operator was sampled.
     """
-    config = table.config()
-    calibration = calibrate(table, device=config.device)
+    calibration = measured.calibration
     if like is not None:
-        calibration = combine_with_other(calibration, calibrate(like, device=like.config().device))
-    base = live_times(calibration, config, known)
-    if table.steps.empty:
+        calibration = combine_with_other(calibration, like.calibration)
+    base = live_times(calibration, measured.recorded_config, known)
+    if not measured.num_steps:
         return fit_steps(base, known)
-    return fit_run(table, base, known, running_config(table)).steps
+    return fit_run(measured, base, known, measured.config).steps
 
 
 def fit_run_steps(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig) -> FittedSteps:
@@ -169,26 +138,25 @@ def fit_run_steps(base: BaseTimes, known: Sequence[KnownStep], config: RunConfig
     return fit_steps(base, known, passing_sigma_log=passing_sigma_log(config))
 
 
-def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> FittedSteps:
+def steps_on(measured: Measurements, device: str, stated: StatedNodes | None = None) -> FittedSteps:
     """Return the step model of an unmeasured device, based on a run on another device.
 
     ``stated`` describes the nodes of the unmeasured device.  Raises ``CalibrationError`` if exactly
     one of the two devices is a CPU.
     """
-    config = table.config()
     cluster = Cluster(stated=stated or StatedNodes())
-    calibration = calibration_for_device(calibrate(table, device=config.device), device, cluster)
-    return fit_steps(live_times(calibration, config_on(table, device, stated)))
+    calibration = calibration_for_device(measured.calibration, device, cluster)
+    return fit_steps(live_times(calibration, config_on(measured, device, stated)))
 
 
-def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> RunConfig:
+def config_on(measured: Measurements, device: str, stated: StatedNodes | None = None) -> RunConfig:
     """Return the run's layout on another device, with GPUs per node as stated, else as here.
 
     A CPU run has no GPUs; the number usual for the device is used then.
     """
-    config, nodes = table.config(), stated or StatedNodes()
+    config, nodes = measured.recorded_config, stated or StatedNodes()
     if is_processor(config.device) is is_processor(device):
-        here = table.cluster().node.num_local_ranks or config.parallelism.ranks_per_node
+        here = measured.table.cluster().node.num_local_ranks or config.parallelism.ranks_per_node
     else:
         links = network_prior(device).links
         here = links.topology.num_gpus if links is not None else 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from ..samples.table import SampleTable
+from ..samples.table import SampleTable, newest_window
 from ..steps.model import FittedSteps
 from ..units import format_frac
 from ..workload.config import RunConfig
@@ -63,7 +63,7 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
     rows = rows[rows.groupby("window")["num_rows"].transform("sum") > 0]
     if rows.empty:
         return None
-    newest = rows[rows["window"] == rows["window"].max()]
+    newest = newest_window(rows)
     by_rank = newest.groupby("rank", sort=True)["num_rows"].sum()
     in_group = newest.drop_duplicates("rank").set_index("rank")["ranks"].reindex(by_rank.index)
     everyone = _sums_of_all(table)
@@ -90,9 +90,8 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
 
 def _sums_of_all(table: SampleTable) -> pd.Series:
     """Return the rows that arrived at each rank in the newest window, ranks without records too."""
-    rows = table.newest("ranks")
-    rows = rows[(rows["window"] == rows["window"].max()) & (rows["routed_rows"] > 0)]
-    return rows.set_index("rank")["routed_rows"].sort_index()
+    rows = newest_window(table.newest("ranks"))
+    return rows[rows["routed_rows"] > 0].set_index("rank")["routed_rows"].sort_index()
 
 
 def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
@@ -100,8 +99,8 @@ def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
 
     The most uneven stage counts, as the others wait for it.
     """
-    rows = table.newest("loads")
-    rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_rows"] > 0)]
+    rows = newest_window(table.newest("loads"))
+    rows = rows[rows["num_rows"] > 0]
     mean = rows["num_rows"] / rows["num_ranks"]
     rows = rows.assign(
         in_pass=rows["num_most"] / mean,
@@ -114,9 +113,9 @@ def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
     )
 
 
-def with_measured_routing(config: RunConfig, table: SampleTable) -> RunConfig:
-    """Return the layout with the newest run's expert loads; unchanged if there are none."""
-    experts, loads = config.model.experts, measured_loads(table)
+def with_measured_routing(config: RunConfig, loads: tuple[RankLoad, ...]) -> RunConfig:
+    """Return the layout with measured loads of experts; unchanged if there are none."""
+    experts = config.model.experts
     if experts is None or not loads:
         return config
     return replace(config, model=replace(config.model, experts=replace(experts, measured=loads)))

@@ -18,7 +18,7 @@ from ..shell import printable, quoted
 from ..units import GIB, INDISTINGUISHABLE, format_bytes, format_frac, format_time
 from ..workload.choices import layout_words
 from ..workload.config import RunConfig
-from .run_measurements import HookSummary, Overhead
+from .run_measurements import Measurements, Overhead
 
 PREFIX = "[forerun]"
 _SEPARATOR = " · "
@@ -129,30 +129,23 @@ def decision_line(decision: Decision, plan: Plan | None = None, *, directory: st
     return _SEPARATOR.join(filter(None, (text, _shown_by(decision.candidate, plan, directory))))
 
 
-def checked_line(
-    hooks: HookSummary | None,
-    overhead: Overhead | None,
-    measured_s: float | None,
-    modelled: PredictedStep | None,
-) -> str:
+def checked_line(measured: Measurements, modelled: PredictedStep | None) -> str:
     """Return the self-check: modelled against measured step, hooks and their overhead."""
+    step_s, hooks, overhead = measured.step_s, measured.hooks, measured.overhead
     words = []
     if modelled is not None:
         ends = f"{format_time(modelled.low_s)} to {format_time(modelled.high_s)}"
-        words.append(f"model {format_time(modelled.time_s)} ({ends})")
-        if measured_s:
-            off_frac = abs(modelled.time_s - measured_s) / measured_s
-            words[-1] += f", {format_frac(off_frac)} off"
+        off_text = format_frac(abs(modelled.time_s - step_s) / step_s)
+        words.append(f"model {format_time(modelled.time_s)} ({ends}), {off_text} off")
     most_frac = max(overhead.high_frac, overhead.noise_frac) if overhead else 0.0
-    if measured_s and most_frac >= 1.0:
+    if most_frac >= 1.0:
         words = [
-            f"a step of {format_time(measured_s)} is too short to tell its parts from hooks and "
-            f"noise (up to {format_time(most_frac * measured_s)}); record longer steps (a larger "
+            f"a step of {format_time(step_s)} is too short to tell its parts from hooks and "
+            f"noise (up to {format_time(most_frac * step_s)}); record longer steps (a larger "
             "batch), or more (--calibrate-steps)"
         ]
-    if hooks is not None:
-        fired = f"hooks {hooks.num_fired} of {hooks.num_installed}, {_cost(overhead)}"
-        words += [fired] * (hooks.num_installed > 0) + [*hooks.remarks]
+    fired = f"hooks {hooks.num_fired} of {hooks.num_installed}, {_cost(overhead)}"
+    words += [fired] * (hooks.num_installed > 0) + [*hooks.remarks]
     return f"checked: {_SEPARATOR.join(words)}" if words else ""
 
 

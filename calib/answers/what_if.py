@@ -11,6 +11,7 @@ from ..advice.axes import changed
 from ..advice.planning import Candidate, Plan, compare, unsupported_reason
 from ..arguments.megatron_args import apply_options, options
 from ..errors import ConfigError
+from ..search.results import ANY_MEMORY, MemoryBudget
 from ..steps.model import FittedSteps
 from ..workload.choices import NAMED_CHOICES, is_usually_split
 from ..workload.config import Recompute, RunConfig, takes_options
@@ -26,13 +27,13 @@ def what_if(
     plan: Plan,
     steps: FittedSteps,
     gpus: Sequence[int] = (),
-    memory_offset_nbytes: int | None = None,
+    budget: MemoryBudget = ANY_MEMORY,
 ) -> tuple[Candidate, ...]:
     """Return the running layout, those of the plan, and the nearest that the program supports.
 
     At most ``MOST_ROWS`` are returned, in this order.  The nearest differ in the fewest doublings
     of ranks, tp, pp and micro-batch; ranks are half, as many, twice and ``gpus``.  ``steps`` and
-    ``memory_offset_nbytes`` are those that ``forerun predict`` uses.
+    ``budget`` are those that ``forerun predict`` uses.
     """
     running = plan.running.config
     wanted = dict.fromkeys((running, *(one.config for one in plan.candidates)))
@@ -44,8 +45,7 @@ def what_if(
         running,
         list(wanted)[:MOST_ROWS],
         steps,
-        memory_capacity_nbytes=plan.memory_capacity_nbytes,
-        memory_offset_nbytes=memory_offset_nbytes,
+        budget=budget,
     )
     return tuple(rows)
 

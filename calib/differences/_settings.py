@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ..forecast.modelled import at_batch_size, batch_size_at
+from ..answers.run_measurements import Measurements
 from ..plain_json import Json, parse_json
-from ..samples.table import SampleTable
 from ..steps.known_steps import same_layout
 from ..workload.choices import CHOICES
 from ..workload.config import RunConfig
@@ -72,18 +71,14 @@ class Settings:
     """Recorded properties of its nodes, by name."""
 
     @staticmethod
-    def of(table: SampleTable) -> Settings:
-        """Return the settings of a table's newest run, with the batch of its last recorded step."""
-        runs = table.newest("runs")
+    def of(measured: Measurements) -> Settings:
+        """Return the settings of a run, with the batch of its last recorded step."""
+        runs = measured.table.newest("runs")
         texts = [str(text) for text in runs["cluster"] if text]
-        config = table.config() if table.is_described else None
-        if config is not None and not table.steps.empty:
-            last = int(table.newest("steps")["step"].max()) + 1
-            config = at_batch_size(config, batch_size_at(config, last))
         return Settings(
-            config=same_layout(config) if config is not None else None,
-            num_ranks=int(runs["world_size"].max()),
-            device=table.device,
+            config=same_layout(measured.config) if measured.table.is_described else None,
+            num_ranks=measured.run.num_ranks,
+            device=measured.device,
             created_by=str(runs["created_by"].iloc[0]),
             environment=dict(_environment(texts[0])) if texts else {},
         )

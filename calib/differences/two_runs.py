@@ -9,11 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ..answers.run_measurements import Measurements
 from ..drift.attribution import find_causes
 from ..drift.stragglers import waiting_report
 from ..errors import CalibrationError
 from ..forecast.modelled import batch_size_at
-from ..samples.table import SampleTable
+from ..samples.table import SampleTable, newest_window
 from ._settings import Part, SettingChange, Settings, setting_changes
 from .levels import (
     Basis,
@@ -79,7 +80,8 @@ class _Run:
     """The newest run of a table, by window."""
 
     def __init__(self, table: SampleTable) -> None:
-        self.table, self.settings = table, Settings.of(table)
+        self.measured = Measurements(table=table)
+        self.settings = Settings.of(self.measured)
         self._windows = step_windows(table)
         if not self._windows:
             raise CalibrationError(
@@ -91,7 +93,7 @@ class _Run:
         """Return the tokens per step of one window, which a ramp changes; 1 if unknown."""
         if self.settings.config is None:
             return 1.0
-        config = self.table.config()
+        config = self.measured.recorded_config
         size = batch_size_at(config, int(part["step"].median()) + 1)
         return float(size * config.model.seq_length)
 
@@ -118,29 +120,29 @@ class _Run:
         tokens = self.settings.tokens_per_step
         step_s = per_token_s * (tokens or 1)
         return Side(
-            run_id=self.table.run_id,
+            run_id=self.measured.run_id,
             windows=tuple(self._windows),
             num_steps=sum(map(len, self._windows.values())),
             num_ranks=self.settings.num_ranks,
             device=self.settings.device,
             step_time_s=step_s,
             tokens_per_s=1.0 / per_token_s if tokens else None,
-            slow=waiting_report(self.table, step_s).line,
+            slow=waiting_report(self.measured.table, step_s).line,
         )
 
     def terms(self, per_tokens: int, repeat_sigma_log: float) -> Mapping[str, Level]:
         """Return the level of each term in seconds."""
-        frame = term_windows(self.table)
-        scatter = term_scatter(self.table, frame) if len(frame) == 1 else {}
+        frame = term_windows(self.measured.table)
+        scatter = term_scatter(self.measured.table, frame) if len(frame) == 1 else {}
         each = [per_tokens / self._tokens[w] if per_tokens else 1.0 for w in frame.index]
         frame = frame.mul(each, axis=0)
         return {str(n): _level(frame[n], repeat_sigma_log, scatter.get(str(n))) for n in frame}
 
     def ranks(self, repeat_sigma_log: float) -> Mapping[tuple[int, str], Level]:
         """Return levels of work and waiting of each rank in seconds."""
-        frames = rank_windows(self.table)
+        frames = rank_windows(self.measured.table)
         is_one = len(self._windows) == 1
-        scatter = rank_scatter(self.table) if is_one else {}
+        scatter = rank_scatter(self.measured.table) if is_one else {}
         return {
             (rank, name): _level(frame[name], repeat_sigma_log, scatter.get(rank, {}).get(name))
             for rank, frame in frames.items()
@@ -203,10 +205,9 @@ def _ranks(first: _Run, second: _Run, repeat_sigma_log: float) -> tuple[TermChan
 
 def _as_one_window(table: SampleTable) -> SampleTable:
     """Return the table with all steps of the run as one window, and links of its newest."""
-    links = table.newest("links")
     return replace(
         table,
         steps=table.newest("steps").assign(window=0),
         phases=table.newest("phases").assign(window=0),
-        links=links[links["window"] == links["window"].max()],
+        links=newest_window(table.newest("links")),
     )

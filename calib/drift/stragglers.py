@@ -27,7 +27,7 @@ from ..plain_json import JsonObject
 from ..regressors.robust import Z_90
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, mad_sigma, median_error_log, median_of_others
-from ..samples.table import SampleTable
+from ..samples.table import SampleTable, newest_window
 from ..timeline.compiled import pipeline_of
 from ..timeline.evaluation import simulate_long
 from ..timeline.graph import pipeline_costs
@@ -415,8 +415,8 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
 
     The excess is relative to the same transfers of other groups; the cost is its exposed part.
     """
-    rows = table.newest("links")
-    rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_steps"] > 1)]
+    rows = newest_window(table.newest("links"))
+    rows = rows[rows["num_steps"] > 1]
     rows = rows[rows.groupby(_TRANSFER)["ranks"].transform("nunique") > 1]
     if rows.empty:
         return []
@@ -475,7 +475,8 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     """
     rows = table.operators
     rows = rows[(rows["run_id"] == table.run_id) & ~rows["kind"].isin(_HOST) & ~rows["is_probe"]]
-    rows = rows[(rows["window"] == rows["window"].max()) & (rows["time_s"] > 0)]
+    rows = newest_window(rows)
+    rows = rows[rows["time_s"] > 0]
     shared = rows.groupby(_OPERATOR)["stage"].transform("nunique") > 1
     rows = rows[shared]
     if rows.empty:
@@ -571,7 +572,8 @@ class WaitingReport(Encoded):
 
 def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
     """Return the report on the newest window; ``step_s`` is the run's step, for relative costs."""
-    skew, arrivals, clocks = (_newest(table, name) for name in ("skew", "arrivals", "clocks"))
+    frames = map(table.newest, ("skew", "arrivals", "clocks"))
+    skew, arrivals, clocks = map(newest_window, frames)
     num_ranks = max(1, skew["rank"].nunique())
     sums = skew.groupby("role", sort=True)[["transfer_s", "wait_s"]].sum() / num_ranks
     seen = arrivals.groupby("rank", sort=True)[["num_last", "num_events"]].sum()
@@ -588,11 +590,6 @@ def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
         clocks=tuple(Clock(**row) for row in apart[list(columns)].to_dict("records")),
         last_frac={int(str(rank)): float(frac) for rank, frac in shares.items()},
     )
-
-
-def _newest(table: SampleTable, name: str) -> pd.DataFrame:
-    rows = table.newest(name)
-    return rows[rows["window"] == rows["window"].max()]
 
 
 def _who(slow: list[Straggler]) -> str:

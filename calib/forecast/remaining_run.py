@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..regressors.estimate import Estimate
-from ..samples.table import SampleTable
 from ..units import HOUR_S
 from ..workload.config import RunConfig
 from ..workload.run_options import Goals
@@ -372,17 +371,6 @@ class MeasuredRun:
     is_cpu: bool
     recorded_s: tuple[float, ...] = field(repr=False, default=())
     """Bare steps of the windows, oldest first; used if fewer were reported live."""
-
-    @staticmethod
-    def of(table: SampleTable) -> MeasuredRun:
-        """Return the newest run of a table."""
-        runs = table.newest("runs")
-        return MeasuredRun(
-            started_unix_s=float(runs["started_unix_s"].min()),
-            num_ranks=int(runs["world_size"].max()),
-            is_cpu=str(runs["device"].iloc[0]) == "cpu",
-            recorded_s=tuple(table.step_times_s(is_hooked=False).tolist()),
-        )
 
 
 def measured_forecast(

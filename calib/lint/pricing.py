@@ -13,6 +13,7 @@ from ..forecast.modelled import ModelForecast, model_forecast
 from ..forecast.remaining_run import FEW_SIGMA_LOG
 from ..memory.peak import Verdict
 from ..regressors.estimate import Estimate
+from ..search.results import ANY_MEMORY, MemoryBudget
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
 from ._gain import Gain
@@ -25,8 +26,7 @@ class Pricing:
     config: RunConfig
     """Layout of the launch as written."""
     steps: FittedSteps
-    memory_capacity_nbytes: int | None = None
-    memory_offset_nbytes: int | None = None
+    budget: MemoryBudget = ANY_MEMORY
     mtbf_s: float | None = None
     """Mean time between failures of the job, if stated."""
     restart_s: float = 0.0
@@ -36,13 +36,7 @@ class Pricing:
 
     def candidates(self, layouts: Sequence[RunConfig]) -> list[Candidate]:
         """Return the layouts compared with the launch as written, in order."""
-        return compare(
-            self.config,
-            layouts,
-            self.steps,
-            memory_capacity_nbytes=self.memory_capacity_nbytes,
-            memory_offset_nbytes=self.memory_offset_nbytes,
-        )
+        return compare(self.config, layouts, self.steps, budget=self.budget)
 
     @cached_property
     def current(self) -> Candidate:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ..errors import CalibrationError, ConfigError, RecordError
 from ..plain_json import parse_json
@@ -197,42 +196,6 @@ class SampleTable:
         if layout != current_config.parallelism:
             samples = samples.assign(num_nodes=0)
         return replace(self, runs=runs, samples=samples)
-
-    def step_times_s(self, *, is_hooked: bool | None = None) -> NDArray[np.float64]:
-        """Return the time of each clean step of the newest run in step order, median over ranks."""
-        steps = self.newest("steps")
-        keep = steps["is_clean"]
-        if is_hooked is not None:
-            keep = keep & (steps["is_hooked"] == is_hooked)
-        return steps[keep].groupby("step", sort=True)["time_s"].median().to_numpy(dtype=np.float64)
-
-    def bare_step_numbers(self) -> tuple[int, ...]:
-        """Return the iterations, from 1, of the newest run's clean bare steps, in the order of
-        their times."""
-        steps = self.newest("steps")
-        bare = steps[steps["is_clean"] & ~steps["is_hooked"]]
-        return tuple(int(step) + 1 for step in sorted(bare["step"].unique()))
-
-    def skew_s(self) -> dict[int, float]:
-        """Return each rank's mean waiting per step for later ranks, in the newest window of the
-        newest run."""
-        skew = self.newest("skew")
-        skew = skew[skew["window"] == skew["window"].max()]
-        waits = skew.groupby("rank", sort=True)["wait_s"].sum()
-        return dict(zip(waits.index.tolist(), waits.tolist(), strict=True))
-
-    def memory_peak_nbytes(self) -> dict[int, int]:
-        """Return the largest memory peak of each rank of the newest run; ranks without one are left
-        out."""
-        rows = self.newest("windows")
-        peaks = rows[rows["memory_peak_nbytes"] > 0].groupby("rank")["memory_peak_nbytes"].max()
-        return dict(zip(peaks.index.tolist(), peaks.tolist(), strict=True))
-
-    def device_memory_nbytes(self) -> int | None:
-        """Return the memory of the smallest device of the newest run; None if unknown."""
-        rows = self.newest("windows")
-        known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
-        return None if known.empty else int(known.min())
 
 
 def _cluster(text: str) -> Cluster:
@@ -416,6 +379,11 @@ def run_rows(run: RunRecords) -> pd.DataFrame:
         shown = json.dumps(encode_fields(loop), sort_keys=True) if loop else ""
         rows.append({**header_values, "config": text, "cluster": seen, "loop": shown})
     return normalise("runs", pd.DataFrame(rows).assign(run_id=run.run_id))
+
+
+def newest_window(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the newest window."""
+    return rows[rows["window"] == rows["window"].max()]
 
 
 def windows_of(table: SampleTable) -> list[int]:

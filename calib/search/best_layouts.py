@@ -20,6 +20,7 @@ from ..workload.layout_table import Column, LayoutTable, groups
 from ._rough_times import rough_times
 from .cells import Cells, Choices, Ints, cells_of, choices_of, num_variants
 from .results import (
+    ANY_MEMORY,
     NUM_LACKING,
     Effort,
     Floats,
@@ -48,7 +49,7 @@ def best_layouts(
     steps: FittedSteps,
     num_ranks: int,
     *,
-    budget: MemoryBudget | None = None,
+    budget: MemoryBudget = ANY_MEMORY,
     keep: LayoutConstraint | None = None,
     effort: Effort | None = None,
     is_listed: bool = True,
@@ -61,7 +62,7 @@ def best_layouts(
     search = _Search(
         cells_of(config, num_ranks, keep),
         steps,
-        budget or MemoryBudget(),
+        budget,
         keep or LayoutConstraint(),
         effort or Effort(),
         config if is_listed else None,

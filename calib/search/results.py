@@ -9,7 +9,18 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory.peak import FITS_PROBABILITY, OVERHEAD_SIGMA_FRAC, RESERVE_FRAC, SIGMA_FRAC
+from ..memory.peak import (
+    FITS_PROBABILITY,
+    OVERHEAD_SIGMA_FRAC,
+    RESERVE_FRAC,
+    SIGMA_FRAC,
+    MemoryEstimate,
+    Verdict,
+    fit_probability,
+    memory,
+    memory_with_offset,
+    verdict,
+)
 from ..plain_json import JsonObject
 from ..workload.config import RunConfig
 from ..workload.config_json import Encoded, encoded
@@ -39,7 +50,8 @@ class MemoryBudget:
     """Memory of a device, and the measured memory peak minus its estimate."""
 
     capacity_nbytes: int | None = None
-    offset_nbytes: int = 0
+    offset_nbytes: int | None = None
+    """None if no peak was measured."""
     is_sure: bool = False
     """True if tight layouts count as not fitting."""
 
@@ -48,10 +60,32 @@ class MemoryBudget:
         ``fit_probability``."""
         if self.capacity_nbytes is None:
             return np.ones(np.shape(allocated_nbytes), dtype=bool)
-        allocated = (1 + RESERVE_FRAC) * (allocated_nbytes + self.offset_nbytes)
+        allocated = (1 + RESERVE_FRAC) * (allocated_nbytes + (self.offset_nbytes or 0))
         sigma = np.hypot(SIGMA_FRAC * allocated_nbytes, OVERHEAD_SIGMA_FRAC * overhead_nbytes)
         margin = _SURE * sigma if self.is_sure else 0.0
         return allocated + overhead_nbytes + margin <= self.capacity_nbytes
+
+    def needed(self, config: RunConfig, measured: RunConfig) -> MemoryEstimate:
+        """Return the peak memory of a layout; the offset is that of layout ``measured``."""
+        if self.offset_nbytes is None:
+            return memory(config)
+        return memory_with_offset(config, measured, self.offset_nbytes)
+
+    def verdict(self, needed: MemoryEstimate) -> Verdict:
+        """Return the verdict on an estimate of ``needed``; ``UNKNOWN`` without a capacity."""
+        return verdict(needed, self.capacity_nbytes, is_calibrated=self.offset_nbytes is not None)
+
+    def fit_probability(self, needed: MemoryEstimate) -> float | None:
+        """Return the probability that the layout runs, in 0..1; None without a capacity."""
+        if not self.capacity_nbytes:
+            return None
+        return fit_probability(
+            needed, self.capacity_nbytes, is_calibrated=self.offset_nbytes is not None
+        )
+
+
+ANY_MEMORY = MemoryBudget()
+"""Memory of an unknown device, on which all layouts count as fitting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from ...calib.forecast.remaining_schedule import step_groups
 from ...calib.records.iso_times import Action
 from ...calib.samples.recent import RecentWindows
 from ...calib.samples.store import RunReader
-from ...calib.samples.table import SampleTable
 from ...calib.timeline.items import measured_spans
 from ...calib.workload.run_options import OnAdvice
 from ...hooks.process.settings import RESTART_WINDOWS, CompanionSettings
@@ -111,7 +110,6 @@ class CompanionLoop:
         self._reader = RunReader(settings.directory, rank.run_id)
         self._windows, self._closed = RecentWindows(), ClosedWindows()
         self._answer: Answer | None = None
-        self._shown: SampleTable | None = None
         self._met: tuple[str, ...] = ()
         self._met_before = self._met
         self._next_look_unix_s = self._end_unix_s = 0.0
@@ -263,15 +261,15 @@ class CompanionLoop:
         return score if self._answer is None else score | summary_values(self._answer)
 
     def _write_last(self, place: Place, track: Evaluation | None) -> None:
-        answer, shown = self._answer, self._shown
+        answer = self._answer
         score = {**self._steps.score.summary(), **self._closed.counts()}
         if place.directory.is_dir():  # else the ranks have reported that nothing can be written
             self._writing(lambda: write_steps(place, self._steps))
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
-        if answer is not None and shown is not None:
+        if answer is not None:
             self._writing(lambda: write_end(place, answer))
-            self._writing(lambda: write_page(place, shown, answer, self._steps))
+            self._writing(lambda: write_page(place, answer, self._steps))
 
     def report_dropped_events(self, num_events: int) -> None:
         """Log that ``num_events`` events were dropped."""
@@ -364,8 +362,7 @@ class CompanionLoop:
             self._answer = answer = self._in_the_past(answer, self._ended(now_unix_s))
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
         spans = tuple(measured_spans(run)) if answer.modelled is not None else ()
-        self._shown = table
-        self._keep(lambda: write_answer(self._place, table, request, answer, spans, self._steps))
+        self._keep(lambda: write_answer(self._place, request, answer, spans, self._steps))
         self._publish_answer(answer, is_repeated=closed.is_repeated)
 
     def _publish_answer(self, answer: Answer, *, is_repeated: bool) -> None:

@@ -13,7 +13,7 @@ from ...calib.arguments.megatron_command import program_of, split_launcher
 from ...calib.arguments.short_names import LayoutConstraint
 from ...calib.errors import RecordError
 from ...calib.records.run_values import NAME, Launch
-from ...calib.search.results import Effort
+from ...calib.search.results import Effort, MemoryBudget
 from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig
 from ...calib.workload.parallelism import Parallelism
@@ -29,9 +29,7 @@ class Machine:
     running: RunConfig
     """Layout that others are compared with."""
     steps: FittedSteps
-    memory_capacity_nbytes: int | None
-    memory_offset_nbytes: int | None
-    """Measured minus estimated peak memory; None if not measured."""
+    budget: MemoryBudget
     is_elsewhere: bool = False
     """True if nothing was measured on its device; ``running`` is then the run transferred to it."""
     problems: tuple[str, ...] = ()
@@ -60,13 +58,15 @@ def plan_on(
     ``memory_capacity_nbytes`` is that of one device (None: the machine's).  On a machine without a
     run, ``config`` is a row of the plan only if it was described, on as many ranks.
     """
+    budget = machine.budget
+    if memory_capacity_nbytes:
+        budget = replace(budget, capacity_nbytes=memory_capacity_nbytes)
     is_row = machine.has_layout and config.parallelism.num_ranks == num_ranks
     return plan(
         config,
         machine.steps,
         num_ranks=num_ranks,
-        memory_capacity_nbytes=memory_capacity_nbytes or machine.memory_capacity_nbytes,
-        memory_offset_nbytes=machine.memory_offset_nbytes,
+        budget=budget,
         is_running=machine.runs(config),
         is_listed=is_row or not machine.basis,
         has_checkpoints=not machine.basis and config.model.bare == machine.running.model.bare,

@@ -16,14 +16,14 @@ from ...calib.answers.measured_steps import (
     steps_on,
 )
 from ...calib.answers.routing import with_measured_routing
-from ...calib.answers.run_measurements import memory_capacity_nbytes, memory_offset_nbytes
+from ...calib.answers.run_measurements import Measurements
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior, is_processor
 from ...calib.memory.devices import known_nbytes
 from ...calib.memory.peak import memory_offset
 from ...calib.records.cluster import Cluster, StatedNodes
 from ...calib.records.step_rows import StepRow
-from ...calib.samples.table import SampleTable
+from ...calib.search.results import MemoryBudget
 from ...calib.steps.known_steps import KnownStep
 from ...calib.steps.model import fit_steps
 from ...calib.steps.step_tables import machine_times, table_steps
@@ -57,19 +57,19 @@ def fit_machine(
         if also or like is not None:
             text = f"{device}: --also and --like add nothing to a device without a measurement"
             problems = (*problems, text)
-        return _on_device(table, device, problems, stated)
-    table = table if stated is None else table.with_stated(stated)
-    running = table.config()
+        return _on_device(Measurements(table=table), device, problems, stated)
+    measured = Measurements(table=table if stated is None else table.with_stated(stated))
+    running = measured.recorded_config
+    there = None if like is None else Measurements(table=load(like, None).table)
     added = {other: _elsewhere(other, running) for other in also}
     known = [*loaded.known, *(step for steps in added.values() for step in steps)]
     reason = f"none of it was measured on {running.device}, so it does not count"
     unused = (f"{other}: {reason}" for other, steps in added.items() if not steps)
     return Machine(
-        name=table.run_id,
-        running=remaining_layout(with_measured_routing(running, table)),
-        steps=run_steps(table, known, like=None if like is None else load(like, None).table),
-        memory_capacity_nbytes=memory_capacity_nbytes(table),
-        memory_offset_nbytes=memory_offset_nbytes(table),
+        name=measured.run_id,
+        running=remaining_layout(measured.routed_config),
+        steps=run_steps(measured, known, like=there),
+        budget=measured.budget,
         problems=(*problems, *unused),
     )
 
@@ -86,8 +86,7 @@ def device_machine(config: RunConfig, stated: StatedNodes | None = None) -> Mach
         name=device,
         running=config,
         steps=fit_steps(machine_times(config, stated=stated)),
-        memory_capacity_nbytes=known_nbytes(device),
-        memory_offset_nbytes=None,
+        budget=MemoryBudget(capacity_nbytes=known_nbytes(device)),
         is_elsewhere=True,
         problems=(_untold(device),),
     )
@@ -98,25 +97,24 @@ def _untold(device: str) -> str:
 
 
 def _on_device(
-    table: SampleTable, device: str, problems: tuple[str, ...], stated: StatedNodes | None
+    measured: Measurements, device: str, problems: tuple[str, ...], stated: StatedNodes | None
 ) -> Machine:
     """Return the run transferred to an unmeasured device; between CPU and GPU, only its layout is
     transferred."""
-    config = remaining_layout(with_measured_routing(config_on(table, device, stated), table))
-    measured = table.config().device
-    if is_processor(measured) is not is_processor(device):
+    config = config_on(measured, device, stated)
+    config = remaining_layout(with_measured_routing(config, measured.loads))
+    if is_processor(measured.device) is not is_processor(device):
         note = (
             f"{device}: not measured; estimates rest on data sheets and published rates, and "
-            f"what was measured on {measured} does not count"
+            f"what was measured on {measured.device} does not count"
         )
         alone = device_machine(config, stated)
-        return replace(alone, name=table.run_id, problems=(*problems, note))
+        return replace(alone, name=measured.run_id, problems=(*problems, note))
     return Machine(
-        name=table.run_id,
+        name=measured.run_id,
         running=config,
-        steps=steps_on(table, device, stated),
-        memory_capacity_nbytes=known_nbytes(device),
-        memory_offset_nbytes=memory_offset_nbytes(table),
+        steps=steps_on(measured, device, stated),
+        budget=replace(measured.budget, capacity_nbytes=known_nbytes(device)),
         is_elsewhere=True,
         problems=(*problems, _untold(device)),
     )
@@ -135,8 +133,10 @@ def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | No
         name=last.machine,
         running=last.config,
         steps=table_steps(rows[0], known, tables.operators, tables.collectives, stated),
-        memory_capacity_nbytes=known_nbytes(last.config.device),
-        memory_offset_nbytes=int(np.median(peaks)) if peaks else None,
+        budget=MemoryBudget(
+            capacity_nbytes=known_nbytes(last.config.device),
+            offset_nbytes=int(np.median(peaks)) if peaks else None,
+        ),
         problems=tables.problems,
     )
 
@@ -151,6 +151,7 @@ def _elsewhere(directory: Path, running: RunConfig) -> tuple[KnownStep, ...]:
     if not has_run(directory):
         return read_imported(directory).known(running)
     loaded = load(directory, None)
-    if device_prior(loaded.table.config().device).name != device_prior(running.device).name:
+    measured = Measurements(table=loaded.table)
+    if device_prior(measured.recorded_config.device).name != device_prior(running.device).name:
         return ()
-    return (*loaded.known, known_elsewhere(loaded.table, running))
+    return (*loaded.known, known_elsewhere(measured, running))

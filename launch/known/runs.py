@@ -11,12 +11,12 @@ from typing import TypeVar
 import pandas as pd
 
 from ...calib.answers.measured_steps import known_elsewhere
+from ...calib.answers.run_measurements import Measurements
 from ...calib.errors import ForerunError, RecordError
 from ...calib.samples.columns import normalise
 from ...calib.samples.store import read_run, read_table, run_ids
 from ...calib.samples.table import SampleTable, build_table
 from ...calib.steps.known_steps import KnownStep
-from ...calib.workload.config import RunConfig
 from ..store.run_folders import SAMPLES, missing_run_message, paths_of, top_of
 from .table_files import ImportedTables, read_imported
 
@@ -30,7 +30,7 @@ class EarlierRuns:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._read: dict[str, tuple[SampleTable, RunConfig] | None] = {}
+        self._read: dict[str, Measurements | None] = {}
 
     def join(self, table: SampleTable) -> SampleTable:
         """Return the table with samples of earlier runs of the same model and layout added.
@@ -42,7 +42,9 @@ class EarlierRuns:
             return table
         runs = self._runs(table.run_id)
         alike = {"cadence": running.cadence, "batch": running.batch}
-        same = [run.samples for run, config in runs if replace(config, **alike) == running]
+        same = [
+            run.table.samples for run in runs if replace(run.recorded_config, **alike) == running
+        ]
         if not same:
             return table
         return replace(table, samples=normalise("samples", pd.concat([*same, table.samples])))
@@ -53,7 +55,7 @@ class EarlierRuns:
         running = _where_possible(table.config)
         if running is None:
             return ()
-        runs = [run for run, config in self._runs(table.run_id) if config.device == running.device]
+        runs = [run for run in self._runs(table.run_id) if run.device == running.device]
         known = (_where_possible(partial(known_elsewhere, run, running)) for run in runs)
         return (*(step for step in known if step is not None), *self._imported.known(running))
 
@@ -61,22 +63,23 @@ class EarlierRuns:
     def _imported(self) -> ImportedTables:
         return read_imported(self._directory)
 
-    def _runs(self, run_id: str) -> list[tuple[SampleTable, RunConfig]]:
+    def _runs(self, run_id: str) -> list[Measurements]:
         """Return earlier runs with a known layout, oldest first."""
         names = run_ids(self._directory)
         names = names[: names.index(run_id)] if run_id in names else ()
         described_runs = [self._run(name) for name in names[-NUM_EARLIER:]]
         return [run for run in described_runs if run is not None]
 
-    def _run(self, name: str) -> tuple[SampleTable, RunConfig] | None:
+    def _run(self, name: str) -> Measurements | None:
         if name not in self._read:
             self._read[name] = _where_possible(partial(_described, self._directory, name))
         return self._read[name]
 
 
-def _described(directory: Path, name: str) -> tuple[SampleTable, RunConfig]:
-    table = build_table(read_run(directory, name))
-    return table, table.config()
+def _described(directory: Path, name: str) -> Measurements:
+    measured = Measurements(table=build_table(read_run(directory, name)))
+    measured.table.config()  # raises if the layout is unknown
+    return measured
 
 
 def _where_possible(make: Callable[[], _T]) -> _T | None:

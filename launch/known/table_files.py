@@ -190,10 +190,11 @@ def published_rows() -> tuple[StepRow, ...]:
 def with_normal(answer: Answer, directory: Path) -> Answer:
     """Return the answer with a line on its rate among published ones; unchanged on a CPU or if
     nothing is published for its device."""
-    if answer.modelled is None or is_processor(answer.device):
+    measured = answer.measured
+    if answer.modelled is None or is_processor(measured.device):
         return answer
-    step = {"config": answer.modelled.config, "measured_s": answer.measured_step_s}
-    row = StepRow(table="", row_id="", group="", machine=answer.run_id, **step)
+    step = {"config": answer.modelled.config, "measured_s": measured.step_s}
+    row = StepRow(table="", row_id="", group="", machine=measured.run_id, **step)
     with suppress(ForerunError):
         text = f"normal? {normal(row, published_rows()).sentence} · forerun normal {directory}"
         return replace(answer, transcript=(*answer.transcript, *with_prefix([text])))

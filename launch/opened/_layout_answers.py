@@ -673,14 +673,14 @@ class Prediction(LayoutAnswer):
     def _fit_sentence(self) -> str:
         """Verdict on the layout's memory, and a layout that fits if it does not."""
         one, more = self.layout, ""
-        if not (fits := fit_text(one, self.machine.memory_capacity_nbytes)):
+        if not (fits := fit_text(one, self.machine.budget.capacity_nbytes)):
             return ""
         num_ranks = one.config.parallelism.num_ranks
         if self._same_gpus:
             more = f"; with {' '.join(self._same_gpus[0].words)} it does"
         elif (fewest := self.fewest_gpus) is not None:
             number = fewest.config.parallelism.num_ranks
-            size = fit_text(fewest, self.machine.memory_capacity_nbytes).partition(", ")[2]
+            size = fit_text(fewest, self.machine.budget.capacity_nbytes).partition(", ")[2]
             where = "on as many GPUs fits" if number == num_ranks else f"on {number:,} GPUs fits"
             more = f"; {where} {fewest.label} ({size})"
         elif one.verdict is Verdict.DOES_NOT_FIT:
@@ -771,8 +771,7 @@ def predicted(run: RunLike, words: Sequence[str], other: OtherRun) -> Prediction
         machine.running,
         [config],
         machine.steps,
-        memory_capacity_nbytes=machine.memory_capacity_nbytes,
-        memory_offset_nbytes=machine.memory_offset_nbytes,
+        budget=machine.budget,
         is_running=machine.runs(config),
     )
     return Prediction(
@@ -808,13 +807,12 @@ def _unplaced(machine: Machine) -> Machine:
 
 
 def _memory_budget(config: RunConfig, machine: Machine) -> FittingLayouts | None:
-    if not machine.memory_capacity_nbytes or is_processor(config.device):
+    if not machine.budget.capacity_nbytes or is_processor(config.device):
         return None
     return FittingLayouts(
         requested=config,
         steps=machine.steps,
-        capacity_nbytes=machine.memory_capacity_nbytes,
-        offset_nbytes=machine.memory_offset_nbytes,
+        budget=machine.budget,
         measured=machine.running,
     )
 

@@ -17,7 +17,6 @@ from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import write_text
 from ...calib.records.iso_times import stamped
-from ...calib.samples.table import SampleTable
 from ...calib.shell import quoted
 from ..known.runs import Loaded
 from ..known.table_files import with_normal
@@ -40,7 +39,6 @@ class ReportAnswer(PrintableAnswer):
     """Report of a run; without a model of its layout, based on its steps alone."""
 
     directory: Path
-    table: SampleTable
     answer: Answer
     track: Evaluation | None = None
     """Evaluation of the run's forecasts, once it has ended."""
@@ -53,7 +51,7 @@ class ReportAnswer(PrintableAnswer):
     @property
     def run_id(self) -> str:
         """Run id."""
-        return self.answer.run_id
+        return self.answer.measured.run_id
 
     @property
     def transcript(self) -> tuple[str, ...]:
@@ -74,7 +72,7 @@ class ReportAnswer(PrintableAnswer):
     @cached_property
     def html(self) -> str:
         """Complete page with its charts, as in ``report.html``."""
-        page = page_of(top_of(self.directory)[0], self.table, self.answer)
+        page = page_of(top_of(self.directory)[0], self.answer)
         return render(page, directory=str(self.directory))
 
     def write(self, path: Path | str) -> None:
@@ -130,21 +128,21 @@ def make_report(directory: Path, loaded: Loaded) -> ReportAnswer:
         answer = replace(answer, transcript=(*with_prefix([note]), *answer.transcript))
     return ReportAnswer(
         directory=directory,
-        table=loaded.table,
         answer=answer,
-        track=logged.track(answer.run_id),
+        track=logged.track(loaded.table.run_id),
     )
 
 
 def _with_the_past(directory: Path, answer: Answer, request: Request, logged: Logged) -> Answer:
     """Put the answer into the past, with scores of its predictions, if the run's end is logged."""
-    if (ended := logged.ended.get(answer.run_id)) is None:
+    run_id = answer.measured.run_id
+    if (ended := logged.ended.get(run_id)) is None:
         return answer
     answer = with_end(answer, ended, request.goals, directory=str(directory))
     score: dict[str, Any] = {}
     with suppress(RecordError):
-        score = object_of_run(top_of(directory)[0], SCORE, answer.run_id) or {}
-    track = logged.track(answer.run_id)
+        score = object_of_run(top_of(directory)[0], SCORE, run_id) or {}
+    track = logged.track(run_id)
     scores = with_prefix([score_line(score), finish_line(track) if track else ""])
     return replace(answer, transcript=(*answer.transcript, *scores))
 

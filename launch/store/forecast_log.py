@@ -43,7 +43,7 @@ def append_forecast(place: Place, answer: Answer) -> None:
     Nothing is appended if the forecast has no finish.
     """
     if answer.has_finish:
-        _append(place, PastForecast.of(answer.forecast, answer.run_id).to_json())
+        _append(place, PastForecast.of(answer.forecast, answer.measured.run_id).to_json())
 
 
 def append_end(place: Place, ended: Ended) -> None:

@@ -129,8 +129,8 @@ class Score:
             values["finish_p95_unix_s"] = answer.forecast.finish_p95_unix_s
             if row.unix_s:
                 values["eta_h"] = hours_remaining(answer.forecast.finish_p50_unix_s, row.unix_s)
-        if answer.overhead is not None:
-            values |= answer.overhead.values
+        if (overhead := answer.measured.overhead) is not None:
+            values |= overhead.values
         return values | answer.decision_values
 
     def summary(self) -> dict[str, Any]:

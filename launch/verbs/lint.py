@@ -151,8 +151,7 @@ def _pricing(args: argparse.Namespace, target: _LintTarget) -> Pricing | None:
     return Pricing(
         config=target.described.config,
         steps=machine.steps,
-        memory_capacity_nbytes=machine.memory_capacity_nbytes,
-        memory_offset_nbytes=machine.memory_offset_nbytes,
+        budget=machine.budget,
         mtbf_s=args.mtbf_hours * HOUR_S if args.mtbf_hours else None,
     )
 
@@ -161,7 +160,7 @@ def _overflow(pricing: Pricing | None) -> str:
     """Return a line on memory if the launch does not fit its device; else empty."""
     if pricing is None or pricing.current.verdict.value != "does not fit":
         return ""
-    needed, there = pricing.current.memory.total_nbytes, pricing.memory_capacity_nbytes or 0
+    needed, there = pricing.current.memory.total_nbytes, pricing.budget.capacity_nbytes or 0
     device = pricing.config.device
     return f"it does not fit: {format_bytes(needed)} of the {format_bytes(there)} of {device}"
 

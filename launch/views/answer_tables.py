@@ -33,7 +33,8 @@ from .table import (
 
 if TYPE_CHECKING:
     from ...calib.answers.answer import Answer, Modelled
-    from ...calib.drift.stragglers import Clock
+    from ...calib.answers.run_measurements import Measurements
+    from ...calib.drift.stragglers import Clock, WaitingReport
     from ...calib.regressors.estimate import Estimate
 
 
@@ -58,11 +59,11 @@ def tables_of(answer: Answer) -> list[ReportTable]:
     else:
         tables = [
             _throughput(answer, modelled),
-            *_parts_and_work(modelled, answer.measured_step_s),
-            *_models(modelled),
+            *_parts_and_work(modelled, answer.measured.step_s),
+            *_models(answer.measured),
             layouts_table(modelled.plan, remaining_run=answer.remaining_run),
-            *_waits(modelled),
-            *_stragglers(modelled),
+            *_waits(answer.measured),
+            *_stragglers(answer.measured.waiting),
             _decided(answer),
         ]
     return [table for table in tables if table.rows]
@@ -137,12 +138,12 @@ def _measured(answer: Answer) -> Iterator[ReportTable]:
     """Yield step, remaining parts and groups of a run with an unknown layout."""
     ahead = answer.forecast
     ends = f"{format_time(ahead.single_low_s)} to {format_time(ahead.single_high_s)}"
-    rows = [("step", format_time(answer.measured_step_s)), ("90 % of single steps", ends)]
+    rows = [("step", format_time(answer.measured.step_s)), ("90 % of single steps", ends)]
     for name, value in answer.rates.items():
         unit, _, of_one = name.partition("_per_s")
         rows.append((f"{unit}/s" + " per rank" * bool(of_one), format_count(value)))
-    if answer.overhead is not None:
-        rows.append(("hooked steps longer by", answer.overhead.text))
+    if (overhead := answer.measured.overhead) is not None:
+        rows.append(("hooked steps longer by", overhead.text))
     yield _pairs("measured_step", "The measured step", ("figure", "value"), rows)
     yield table_of(
         "left",
@@ -158,7 +159,7 @@ def _measured(answer: Answer) -> Iterator[ReportTable]:
     yield table_of(
         "groups",
         "Groups of ranks, and their transfers per rank and step",
-        answer.groups,
+        answer.measured.groups,
         {
             "group": lambda group: group.role,
             "ranks": lambda group: whole_cell(group.num_ranks),
@@ -179,8 +180,8 @@ def _pairs(
 
 
 def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
-    throughput = modelled.throughput(answer.measured_step_s)
-    one = "rank" if answer.device == "cpu" else "GPU"
+    throughput = modelled.throughput(answer.measured.step_s)
+    one = "rank" if answer.measured.device == "cpu" else "GPU"
     rows = [
         ("tokens/s", count_cell(throughput.tokens_per_s)),
         (f"tokens/s per {one}", count_cell(throughput.tokens_per_s_per_gpu)),
@@ -189,7 +190,7 @@ def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
     if throughput.mfu_frac is not None and throughput.hfu_frac is not None:
         rows.append(("MFU", frac_cell(throughput.mfu_frac)))
         rows.append(("HFU (counts recomputed work)", frac_cell(throughput.hfu_frac)))
-    title = f"Throughput of the measured step ({format_time(answer.measured_step_s)})"
+    title = f"Throughput of the measured step ({format_time(answer.measured.step_s)})"
     return _pairs("throughput", title, ("rate", "value"), rows)
 
 
@@ -226,8 +227,8 @@ def _parts_and_work(answer: Modelled, measured_s: float) -> Iterator[ReportTable
     )
 
 
-def _models(answer: Modelled) -> Iterator[ReportTable]:
-    summary = answer.calibration.summary()
+def _models(measured: Measurements) -> Iterator[ReportTable]:
+    summary = measured.calibration.summary()
     yield table_of(
         "operators",
         "Operator models",
@@ -255,12 +256,12 @@ def _models(answer: Modelled) -> Iterator[ReportTable]:
     )
 
 
-def _waits(answer: Modelled) -> Iterator[ReportTable]:
-    step_s, waits, last = answer.waiting.step_s, answer.skew_s, answer.waiting.last_frac
+def _waits(measured: Measurements) -> Iterator[ReportTable]:
+    step_s, waits, last = measured.step_s, measured.skew_s, measured.waiting.last_frac
     yield table_of(
         "waiting",
         "Waiting per rank and step, by group",
-        answer.waiting.roles,
+        measured.waiting.roles,
         {
             "group": lambda role: role.role,
             "for the transfer": lambda role: time_cell(role.transfer_s),
@@ -282,12 +283,12 @@ def _waits(answer: Modelled) -> Iterator[ReportTable]:
     )
 
 
-def _stragglers(answer: Modelled) -> Iterator[ReportTable]:
-    step_s = answer.waiting.step_s
+def _stragglers(waiting: WaitingReport) -> Iterator[ReportTable]:
+    step_s = waiting.step_s
     yield table_of(
         "slow_ranks",
         "Waiting: stragglers, which hold up the others",
-        answer.waiting.slow.slow,
+        waiting.slow.slow,
         {
             "ranks": lambda late: ", ".join(map(str, late.ranks)),
             "stage": lambda late: whole_cell(late.stage) if late.stage >= 0 else "",
@@ -306,7 +307,7 @@ def _stragglers(answer: Modelled) -> Iterator[ReportTable]:
     yield table_of(
         "clocks",
         "Waiting: how far clocks are ahead of the first rank's",
-        answer.waiting.clocks,
+        waiting.clocks,
         {
             "rank": lambda clock: whole_cell(clock.rank),
             "ahead": where_reached(
@@ -322,12 +323,12 @@ def _stragglers(answer: Modelled) -> Iterator[ReportTable]:
 
 def _notes(answer: Answer, modelled: Modelled) -> Iterator[str]:
     """Yield notes on the tables, one sentence each."""
-    if modelled.waiting.slow.reason:
-        yield f"Stragglers: {modelled.waiting.slow.reason}."
+    if reason := answer.measured.waiting.slow.reason:
+        yield f"Stragglers: {reason}."
     if modelled.config.unmodelled:
         yield "Left out by the model: " + ", ".join(modelled.config.unmodelled) + "."
     first_frac = modelled.first_error_frac
-    last_frac = modelled.step.error_frac(answer.measured_step_s)
+    last_frac = modelled.step.error_frac(answer.measured.step_s)
     if first_frac is not None and first_frac != last_frac:
         yield (
             f"{MODEL_ERROR}{format_frac(abs(first_frac))} of the step after the first window, "

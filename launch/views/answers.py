@@ -26,7 +26,6 @@ from ...calib.forecast.rates import remaining_run_cost
 from ...calib.records.files import CREATED, OPEN, PRIVATE, write_json, write_text
 from ...calib.records.iso_times import with_iso_times
 from ...calib.samples.store import write_table
-from ...calib.samples.table import SampleTable
 from ...calib.shell import printable_lines, quoted
 from ...calib.timeline.items import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
@@ -60,7 +59,6 @@ _PRIVATE = (REQUEST, ANSWER, DECISION)
 
 def write_answer(
     place: Place,
-    table: SampleTable,
     request: Request,
     answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
@@ -78,7 +76,7 @@ def write_answer(
         DECISION: answer.decision_json,
     }
     writes: dict[Path, Callable[[], object]] = {
-        home / SAMPLES: lambda: write_table(home / SAMPLES, table),
+        home / SAMPLES: lambda: write_table(home / SAMPLES, answer.measured.table),
         **{home / name: partial(_make, place, name, make) for name, make in made.items()},
     }
     if (modelled := answer.modelled) is not None:
@@ -89,7 +87,7 @@ def write_answer(
     if run_log is not None:
         writes[home / STEPS] = lambda: write_steps(place, run_log)
     writes[place.directory / FORECASTS] = lambda: append_forecast(place, answer)
-    writes[home / PAGE] = lambda: write_page(place, table, answer, run_log)
+    writes[home / PAGE] = lambda: write_page(place, answer, run_log)
     write_each(writes.items())
 
 
@@ -149,31 +147,27 @@ class Page:
     end_unix_s: float | None = None
 
 
-def write_page(
-    place: Place, table: SampleTable, answer: Answer, run_log: RunLog | None = None
-) -> None:
+def write_page(place: Place, answer: Answer, run_log: RunLog | None = None) -> None:
     """Replace ``report.html``.
 
     Forecasts and the end are read from ``forecasts.jsonl`` at the top level.  ``run_log`` is the
     companion's log; without it, the steps of windows are shown.
     """
-    page = page_of(place.directory, table, answer, run_log)
+    page = page_of(place.directory, answer, run_log)
     write_text(place.path / PAGE, render(page, directory=str(place.directory)))
 
 
-def page_of(
-    directory: Path, table: SampleTable, answer: Answer, run_log: RunLog | None = None
-) -> Page:
+def page_of(directory: Path, answer: Answer, run_log: RunLog | None = None) -> Page:
     """Return the content of an answer's page."""
-    logged = read_forecasts(directory)
+    logged, run_id = read_forecasts(directory), answer.measured.run_id
     problems = tuple(dict.fromkeys((*answer.problems, *logged.problems)))
-    ended = logged.ended.get(answer.run_id)
+    ended = logged.ended.get(run_id)
     return Page(
         answer=answer,
         notes=notes_of(replace(answer, problems=problems)),
-        steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
-        made=logged.made.get(answer.run_id, ()),
-        track=logged.track(answer.run_id),
+        steps=run_log.points if run_log and run_log.points else _window_steps(answer),
+        made=logged.made.get(run_id, ()),
+        track=logged.track(run_id),
         end_unix_s=ended.end_unix_s if ended is not None and ended.is_complete else None,
     )
 
@@ -234,10 +228,10 @@ def _text(name: str) -> str:
     return home.joinpath(name).read_text(encoding="utf-8")
 
 
-def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
+def _window_steps(answer: Answer) -> list[StepPoint]:
     """Return clean steps of windows without hooks, of the first rank that has them."""
-    steps = table.steps
-    run_steps = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
+    run_steps = answer.measured.clean_steps
+    run_steps = run_steps[~run_steps["is_hooked"]]
     run_steps = run_steps[run_steps["rank"] == run_steps["rank"].min()].tail(MAX_STORED_POINTS)
     points = []
     for step, time_s in zip(run_steps["step"], run_steps["time_s"], strict=True):
@@ -258,21 +252,21 @@ def _card(page: Page, directory: str) -> dict[str, Any]:
     """Return the head of the page: end of the run, current rate, possible gain, and the next
     command."""
     answer = page.answer
-    modelled, ahead, step_s = answer.modelled, answer.forecast, answer.measured_step_s
+    modelled, ahead, measured = answer.modelled, answer.forecast, answer.measured
     headline, within = _ending(answer)
-    about, command = {"device": answer.device}, f"forerun report {quoted(directory)}"
+    about, command = {"device": measured.device}, f"forerun report {quoted(directory)}"
     if modelled is None:
         rates = list(answer.rates.items())[:1]
         facts = [f"{format_count(rate)} {name.partition('_')[0]}/s" for name, rate in rates]
-        run = run_line(None, answer.run.num_ranks, step_s, device=answer.device)
+        run = run_line(None, measured.run.num_ranks, measured.step_s, device=measured.device)
     else:
         config, plan = modelled.config, modelled.plan
-        throughput = modelled.throughput(step_s)
+        throughput = modelled.throughput(measured.step_s)
         rate = f"{format_count(throughput.tokens_per_s)} tokens/s"
         if throughput.mfu_frac is not None:
             rate = f"{format_frac(throughput.mfu_frac)} MFU"
         facts = [rate, *_gain(answer, plan)]
-        run = run_line(config, config.parallelism.num_ranks, step_s)
+        run = run_line(config, config.parallelism.num_ranks, measured.step_s)
         about = {"device": config.device, "framework": config.framework}
         row = "" if plan.best is None else f" --show {plan.candidates.index(plan.best) + 1}"
         command = f"forerun plan {quoted(directory)}{row}"
@@ -282,11 +276,11 @@ def _card(page: Page, directory: str) -> dict[str, Any]:
         "within": within,
         "facts": facts,
         "run": run,
-        "slow": "" if modelled is None else modelled.waiting.line,
+        "slow": "" if modelled is None else measured.waiting.line,
         # The page shows the command of this line separately.
         "advice": answer.advice.removeprefix(PREFIX).partition(" · ")[0].strip(),
         "command": command,
-        "about": {"run": answer.run_id, "as of": made, **about, "forerun": __version__}.items(),
+        "about": {"run": measured.run_id, "as of": made, **about, "forerun": __version__}.items(),
     }
 
 
@@ -297,7 +291,7 @@ def _ending(answer: Answer) -> tuple[str, str]:
         text = ended_text(ended, has_seconds=has_seconds)
         return text[0].upper() + text[1:], f"{format_time(duration_s(ended, ahead))} in all"
     if not answer.has_finish:
-        return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
+        return f"{format_time(answer.measured.step_s)} per step", "end of the run not known"
     now = ahead.now_unix_s
     low, high = (
         format_moment(now + remaining_s, now, has_seconds=has_seconds).removesuffix(" UTC")
@@ -327,7 +321,7 @@ def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
     running = remaining_run_cost(remaining_run, plan.running.config, plan.running.step_time_s)
     other = remaining_run_cost(remaining_run, best.config, best.step_time_s)
     saved = running.gpu_hours - other.gpu_hours
-    if saved > 0 and answer.device != "cpu":
+    if saved > 0 and answer.measured.device != "cpu":
         yield f"saves {format_count(saved)} GPU-hours"
     elif running.remaining_s > other.remaining_s:
         yield f"saves {format_time(running.remaining_s - other.remaining_s)}"

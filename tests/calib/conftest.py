@@ -16,6 +16,7 @@ from tiny_shape import run_of
 from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.forecast.forecasts import Forecast, forecast
+from forerun.calib.search.results import MemoryBudget
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
@@ -112,7 +113,10 @@ def planned() -> Callable[..., Plan]:
 def _planned(measured_frac: float | None, **more: Any) -> Plan:
     """The same plan for all who ask the same."""
     config = run_of(tp=4, dp=2, micro=1)
-    more.setdefault("memory_capacity_nbytes", 10**13)
+    budget = MemoryBudget(
+        capacity_nbytes=more.pop("memory_capacity_nbytes", 10**13),
+        offset_nbytes=more.pop("memory_offset_nbytes", None),
+    )
     estimate_s = steps_of(Planted()).estimate(config).time_s
     measured_s = None if measured_frac is None else measured_frac * estimate_s
-    return plan(config, steps_of(Planted(), config, measured_s), **more)
+    return plan(config, steps_of(Planted(), config, measured_s), budget=budget, **more)

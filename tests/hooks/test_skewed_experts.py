@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
-from forerun.calib.answers.measured_steps import running_config
-from forerun.calib.answers.routing import measured_routing
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
@@ -75,7 +74,7 @@ def test_rows_on_record_are_those_that_arrived(trained: tuple[str, Path]) -> Non
 
 def test_the_imbalance_is_that_of_the_busiest_rank(trained: tuple[str, Path]) -> None:
     run = read_run(trained[1])
-    result, truth = measured_routing(build_table(run)), recorded(run)
+    result, truth = Measurements(table=build_table(run)).routing, recorded(run)
     passes = {key[1:] for key in truth}
     most = sum(max(truth[(0, *key)], truth[(1, *key)]) for key in passes)
     assert result is not None
@@ -89,8 +88,8 @@ def test_what_was_counted_goes_with_the_layout(
 ) -> None:
     """One of two ranks, one of four with an expert each, and one rank with all of them."""
     run = read_run(trained[1])
-    experts = running_config(build_table(run)).model.experts
-    result = measured_routing(build_table(run))
+    measured = Measurements(table=build_table(run))
+    experts, result = measured.config.model.experts, measured.routing
     assert experts is not None and result is not None
     assert imbalance(experts, 2) == pytest.approx(result.imbalance)
     assert imbalance(experts, 4) >= imbalance(experts, 2) > imbalance(experts, 1) == 1.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
-from forerun.calib.answers.run_measurements import measured_step_s
-from forerun.calib.drift.stragglers import Straggler, StragglerKind, waiting_report
+from forerun.calib.answers.run_measurements import Measurements
+from forerun.calib.drift.stragglers import Straggler, StragglerKind
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 
@@ -51,10 +51,10 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
     for _ in range(NUM_PAIRS):
         bare = train(tmp_path_factory.mktemp("bare"), NOBODY)
         slow = train(tmp_path_factory.mktemp("slow"), throttled=1)
-        if not waiting_report(slow, measured_step_s(slow)).slow.slow:
+        if not Measurements(table=slow).waiting.slow.slow:
             continue
         straggler = named(slow)
-        lost_s = measured_step_s(slow) - measured_step_s(bare)
+        lost_s = Measurements(table=slow).step_s - Measurements(table=bare).step_s
         slack_s = (straggler.high_s - straggler.low_s) / 2 + 0.3 * PLANTED_S
         # The burnt time is known; beyond it the busy core slows the rank's own work down.
         least_s = 0.8 * PLANTED_S
@@ -67,7 +67,7 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
 
 def named(slow: SampleTable) -> Straggler:
     """The only one that is named: the throttled rank."""
-    report = waiting_report(slow, measured_step_s(slow))
+    report = Measurements(table=slow).waiting
     (straggler,) = report.slow.slow
     assert (straggler.ranks, straggler.stage, straggler.kind) == ((1,), 0, StragglerKind.COMPUTE)
     assert report.line.startswith("slow: rank 1 (stage 0) · each step ")

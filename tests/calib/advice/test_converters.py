@@ -15,6 +15,7 @@ from forerun.calib.advice.planning import converter, plan
 from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.peak import Verdict
+from forerun.calib.search.results import MemoryBudget
 from forerun.calib.workload.config import (
     Cadence,
     CheckpointForm,
@@ -97,7 +98,9 @@ def test_a_form_of_one_split_is_continued_in_that_split_alone(
     par = {**MEGATRON_PARALLELISM, "is_sequence_parallel": True}
     saved = {"cadence": Cadence(checkpoint_form=form), "model": {"experts": experts}}
     running = layout(tp=2, dp=4, micro=1, samples=32, par=par, device=H100, **saved)
-    result = plan(running, steps_of(planted(bytes_per_s=1e7)), memory_capacity_nbytes=10**12)
+    result = plan(
+        running, steps_of(planted(bytes_per_s=1e7)), budget=MemoryBudget(capacity_nbytes=10**12)
+    )
     rows = [one for one in result.candidates if one.verdict is not Verdict.DOES_NOT_FIT]
     wanted = [getattr(running.parallelism, name) for name in SPLITS]
     for row in rows:

@@ -18,6 +18,7 @@ from forerun.calib.advice.explanation import Difference, Explanation, explain, w
 from forerun.calib.advice.planning import plan
 from forerun.calib.errors import ConfigError
 from forerun.calib.regressors.robust import Z_90
+from forerun.calib.search.results import MemoryBudget
 from forerun.calib.timeline.terms import Term
 from forerun.calib.workload.choices import AXES, axis_value
 from forerun.calib.workload.config import Recompute, RunConfig
@@ -206,7 +207,7 @@ def test_rows_of_a_plan_are_explained_as_they_are_planned(
 ) -> None:
     config = layout(tp=4, dp=2, micro=1)
     steps = steps_of(planted(), config, 0.1)
-    best = plan(config, steps, memory_capacity_nbytes=10**13).candidates[0]
+    best = plan(config, steps, budget=MemoryBudget(capacity_nbytes=10**13)).candidates[0]
     result = difference(explain(best.config, config, steps))
     assert result.one.estimate.time_s == pytest.approx(best.step_time_s, rel=REL)
     assert result.time_s / result.other.estimate.time_s == pytest.approx(best.time_frac, rel=REL)

@@ -56,7 +56,7 @@ def test_no_row_is_asked_for_by_what_is_absent(
     layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
 ) -> None:
     running = running_with(layout, *absent)
-    result = plan(running, steps_of(planted()), memory_capacity_nbytes=10**13)
+    result = plan(running, steps_of(planted()), budget=MemoryBudget(capacity_nbytes=10**13))
     assert result.best is not None
     for one in result.candidates:
         assert not unsupported_options_reason(one.config, running)

@@ -13,6 +13,7 @@ from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.advice.remedies import micro_batches
 from forerun.calib.arguments.short_names import LayoutConstraint
 from forerun.calib.memory.peak import Verdict, memory
+from forerun.calib.search.results import MemoryBudget
 from forerun.calib.workload.config import Recompute, RunConfig
 
 Layout = Callable[..., RunConfig]
@@ -38,7 +39,7 @@ def planned(running: RunConfig, planted: Callable[..., Any], capacity_frac: floa
     """The plan where so many times the memory of the running layout is there."""
     capacity_nbytes = round(capacity_frac * memory(running).total_nbytes)
     steps = steps_of(planted())
-    return plan(running, steps, memory_capacity_nbytes=capacity_nbytes, keep=KEEP)
+    return plan(running, steps, budget=MemoryBudget(capacity_nbytes=capacity_nbytes), keep=KEEP)
 
 
 def test_room_makes_the_best_faster_and_ends_recompute(

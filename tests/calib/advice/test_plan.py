@@ -30,7 +30,7 @@ def test_the_best_rows_stand_before_some_that_do_not_fit(
     """All of a small space are looked at: the twenty best of it, each row once, and five more."""
     config, steps = layout(tp=4, micro=1), steps_of(planted())
     capacity = sorted(memory(one).total_nbytes for one in every_layout(config, 4))[500]
-    result = plan(config, steps, memory_capacity_nbytes=int(capacity))
+    result = plan(config, steps, budget=MemoryBudget(capacity_nbytes=int(capacity)))
     budget = MemoryBudget(capacity_nbytes=int(capacity))
     expected = best_of_every(config, steps, 4, budget, TOP)
     fitting = [c for c in result.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
@@ -162,7 +162,7 @@ def test_nothing_is_offered_that_megatron_would_refuse(
     """While the batch grows in steps of 4, Megatron wants micro-batch x dp to divide each."""
     config = layout(tp=4, dp=2, micro=1)
     ramp = replace(config, cadence=replace(config.cadence, rampup_batch_size=(4, 4, 1000)))
-    result = plan(ramp, steps_of(planted()), memory_capacity_nbytes=10**13)
+    result = plan(ramp, steps_of(planted()), budget=MemoryBudget(capacity_nbytes=10**13))
     assert result.best is not None and result.best != result.candidates[0]
     shares = [c.config.batch.micro_batch_size * c.config.parallelism.dp for c in result.candidates]
     obstacles = [result.obstacle(c) for c in result.candidates]
@@ -245,7 +245,7 @@ def test_a_plan_under_fsdp_says_how_likely_each_fits(
     par = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}
     config = layout(dp=4, samples=32, par=par)
     capacity = memory(config).total_nbytes
-    result = plan(config, steps_of(planted()), memory_capacity_nbytes=capacity)
+    result = plan(config, steps_of(planted()), budget=MemoryBudget(capacity_nbytes=capacity))
     assert len(result.candidates) > 4
     for one in result.candidates:
         assert one.fit_probability is not None

@@ -13,6 +13,7 @@ from planted_steps import steps_of
 from forerun.calib.advice.planning import compare, plan
 from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, best_on, compute_scaling
 from forerun.calib.arguments.short_names import LayoutConstraint
+from forerun.calib.search.results import MemoryBudget
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.timeline.items import Part
 from forerun.calib.workload.config import RunConfig
@@ -155,7 +156,12 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
     steps, config = machine(0.01), layout(samples=16, micro=1)
 
     plans = {
-        num: plan(config, steps, num_ranks=num, memory_capacity_nbytes=1 if num == 1 else 10**13)
+        num: plan(
+            config,
+            steps,
+            num_ranks=num,
+            budget=MemoryBudget(capacity_nbytes=1 if num == 1 else 10**13),
+        )
         for num in (4, 2, 1)
     }
     assert best_on(1, plans[1]) is None
@@ -172,7 +178,9 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
 def test_the_running_layout_is_the_best_only_where_it_is_asked_for(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    result = plan(layout(samples=16, micro=1), machine(0.01), memory_capacity_nbytes=10**13)
+    result = plan(
+        layout(samples=16, micro=1), machine(0.01), budget=MemoryBudget(capacity_nbytes=10**13)
+    )
     fastest = replace(result, running=replace(result.running, step_time_s=0.0, low_s=0.0))
     assert best_on(1, fastest) == fastest.running
     other = best_on(1, fastest, LayoutConstraint.parse("mbs=2"))

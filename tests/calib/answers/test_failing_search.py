@@ -12,8 +12,8 @@ import pytest
 from forerun.calib.advice.decision import decide
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
-from forerun.calib.answers.measured_steps import running_config
 from forerun.calib.answers.request import Request
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.answers.transcript import PREFIX, decision_line
 from forerun.calib.errors import ConfigError
 from forerun.calib.records.iso_times import Action
@@ -24,7 +24,7 @@ from forerun.calib.workload.run_options import Goals
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 TABLE = build_table(read_run(GOLDEN))
-RUNNING = running_config(TABLE)
+RUNNING = Measurements(table=TABLE).config
 REQUEST = Request(now_unix_s=1e9, last_step=11)
 PARTS = ("plan", "_what_if", "explain", "lint")
 EXPERTS = Experts(num_experts=8, ffn_hidden_size=64)
@@ -53,7 +53,7 @@ def test_an_answer_stands_without_the_part_that_fails(
     monkeypatch.setattr(f"forerun.calib.answers.analysis.{part}", fails)
     answer = analyse(TABLE, REQUEST)
     assert answer.forecast == whole.forecast and answer.known.step == whole.known.step
-    assert answer.measured_step_s == whole.measured_step_s
+    assert answer.measured.step_s == whole.measured.step_s
     (line,) = (line for line in answer.transcript if "instances 2 do not divide 1" in line)
     assert line.startswith(f"{PREFIX} ")
     if part != "plan":
@@ -82,7 +82,7 @@ def test_each_loop_with_and_without_experts_has_an_end_and_layouts(
     """The steps of two replicas, as if another loop had run another model in them."""
     config = replace(RUNNING, framework=framework, model=replace(RUNNING.model, experts=experts))
     config = replace(config, parallelism=replace(RUNNING.parallelism, engine=engine, **sharded))
-    monkeypatch.setattr("forerun.calib.answers.analysis.running_config", lambda _: config)
+    monkeypatch.setattr(Measurements, "config", config)
     answer = analyse(TABLE, REQUEST)
     assert answer.has_finish and answer.known.what_if and answer.known.lint
     assert answer.known.plan.candidates and not answer.known.plan.not_searched

@@ -44,7 +44,7 @@ def alone(table: SampleTable) -> Answer:
 
 
 def error_frac(answer: Answer) -> float:
-    return answer.known.step.time_s / answer.measured_step_s - 1
+    return answer.known.step.time_s / answer.measured.step_s - 1
 
 
 def test_one_window_has_one_error_and_no_line(alone: Answer) -> None:

@@ -10,6 +10,7 @@ import pytest
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.answers.transcript import PREFIX
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
@@ -44,7 +45,7 @@ def test_a_sure_one_is_one_line(table: SampleTable) -> None:
     running = replace(table.config(), cadence=often)
     request = Request(now_unix_s=1e9, last_step=11, eval_times_s=(1.0,) * 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forerun.calib.answers.analysis.running_config", lambda _: running)
+        patch.setattr(Measurements, "config", running)
         answer = analyse(table, request)
     assert answer.known.lint is not None
     (line,) = [line for line in answer.transcript if line.startswith(f"{PREFIX} launch: ")]

@@ -15,9 +15,9 @@ from undescribed_runs import GOLDEN, undescribed
 
 from forerun.calib.advice.decision import Action, Rule
 from forerun.calib.answers.analysis import analyse, finish_lines, with_new_forecast
-from forerun.calib.answers.answer import Answer, measured_groups
+from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
-from forerun.calib.answers.run_measurements import measured_step_s
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     DataLength,
@@ -99,7 +99,7 @@ def test_a_run_without_any_end_has_reason_and_remedy(
 def test_rates_are_of_all_ranks(tmp_path: Path) -> None:
     table = table_of(tmp_path, LOOP)
     answer = analyse(table, request())
-    each = 256 / measured_step_s(table)
+    each = 256 / answer.measured.step_s
     assert answer.rates == {"tokens_per_s": 2 * each, "tokens_per_s_per_gpu": each}
     assert answer.rates_of(2.0) == {"tokens_per_s": 256.0, "tokens_per_s_per_gpu": 128.0}
 
@@ -148,7 +148,7 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
     calls = Counter(
         (r.role.value, r.collective.value) for r in records if isinstance(r, CollectiveRecord)
     )
-    groups = analyse(build_table(read_run(directory)), request()).groups
+    groups = analyse(build_table(read_run(directory)), request()).measured.groups
     assert groups
     for group in groups:
         made = calls[group.role, group.collective] / len(hooked)
@@ -157,11 +157,10 @@ def test_calls_of_a_group_are_those_that_a_rank_makes_in_a_step(tmp_path: Path) 
 
 def test_a_bound_above_the_step_is_no_time_of_transfers(tmp_path: Path) -> None:
     result = answer(tmp_path, LOOP)
-    (group, *others) = result.groups
+    group = result.measured.groups[0]
+    assert group.line(result.measured.step_s) in "\n".join(result.transcript)
     for time_s, words in ((8.1, "whose end is not recorded"), (STEP_S / 2, "at most")):
-        bound = replace(group, is_bound=True, time_s=time_s)
-        renewed = with_new_forecast(replace(result, groups=(bound, *others)), request())
-        text = "\n".join(renewed.transcript)
+        text = replace(group, is_bound=True, time_s=time_s).line(STEP_S)
         assert words in text and "8.1" not in text
 
 
@@ -169,28 +168,29 @@ def test_calls_whose_size_changes_are_counted_once() -> None:
     """Two exchanges a step of each of two ranks, in four steps: each size is seen once."""
     sizes = [(rank, step, call) for rank in range(2) for step in range(4) for call in range(2)]
     common = {"run_id": "r", "is_probe": False, "window": 0, "role": "ep", "kind": "all_to_all"}
-    common |= {"num_ranks": 2, "time_s": 0.1, "is_bound": False}
+    common |= {"num_ranks": 2, "time_s": 0.1, "is_bound": False, "row": "collective"}
     rows = [
         {**common, "nbytes": 8 * number, "count": 1, "num_steps": 1, "num_seen": 1}
         for number, _ in enumerate(sizes)
     ]
     fixed = {**common, "kind": "all_reduce", "nbytes": 8, "count": 4, "num_steps": 4, "num_seen": 2}
     even = {**fixed, "kind": "all_to_all", "nbytes": 1}  # of a size that is the same for both
-    table: Any = SimpleNamespace(run_id="r", collectives=pd.DataFrame([*rows, fixed, even]))
-    calls = {group.collective: group.calls for group in measured_groups(table, LoopRecord())}
+    samples = pd.DataFrame([*rows, fixed, even])
+    table: Any = SimpleNamespace(newest=lambda name: samples, loop=LoopRecord)
+    calls = {group.collective: group.calls for group in Measurements(table=table).groups}
     assert calls == pytest.approx({"all_to_all": 3.0, "all_reduce": 1.0})
 
 
 def test_groups_are_those_that_were_seen_and_those_that_are_only_known(tmp_path: Path) -> None:
     loop = LoopRecord(num_replicas=2, grad_nbytes=4096)
     table = table_of(tmp_path, loop)
-    seen = {(group.role, group.num_ranks) for group in analyse(table, request()).groups}
+    seen = {(group.role, group.num_ranks) for group in analyse(table, request()).measured.groups}
     rows = table.collectives
     assert seen == set(zip(rows["role"], rows["num_ranks"], strict=True))
     bare = SampleTable(
         **{name: getattr(table, name) for name in table.__slots__}
         | {"samples": table.samples[table.samples["row"] != "collective"]}
     )
-    (known,) = analyse(bare, request()).groups
+    (known,) = analyse(bare, request()).measured.groups
     assert (known.role, known.num_ranks, known.calls) == ("dp", 2, 0.0)
     assert "4.0 KiB" in known.note and "TORCH_FR_BUFFER_SIZE" in known.note

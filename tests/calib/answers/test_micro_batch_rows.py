@@ -10,6 +10,7 @@ import pytest
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.memory.peak import memory
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
@@ -35,7 +36,7 @@ def answered(table: SampleTable, capacity_nbytes: int) -> Answer:
 def test_the_largest_is_the_one_that_planted_memory_has_room_for(table: SampleTable) -> None:
     """Room for the measured peak, and for what four samples take beyond it, but not eight."""
     config = table.config()
-    peak = max(table.memory_peak_nbytes().values())
+    peak = Measurements(table=table).memory_peak_nbytes
 
     def grown(micro: int) -> int:
         batch = replace(config.batch, micro_batch_size=micro)

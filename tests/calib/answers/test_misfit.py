@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from forerun.calib.advice.planning import compare
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.answer import Answer
-from forerun.calib.answers.measured_steps import run_steps, running_config
+from forerun.calib.answers.measured_steps import run_steps
 from forerun.calib.answers.request import Request
-from forerun.calib.answers.run_measurements import overhead
+from forerun.calib.answers.run_measurements import Measurements, overhead
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.known_steps import KnownStep
@@ -26,7 +26,7 @@ from forerun.calib.workload.config_json import encode
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 TABLE = build_table(read_run(GOLDEN))
-RUNNING = running_config(TABLE)
+RUNNING = Measurements(table=TABLE).config
 LARGER = replace(RUNNING, batch=replace(RUNNING.batch, micro_batch_size=8))
 FACTORS = (0.4, 1.0, 2.5)
 FEW = settings(max_examples=3, deadline=None)
@@ -48,7 +48,7 @@ def test_gains_are_in_doubt_where_the_model_misses_the_step_by_far(factor: float
     answer = answered(factor)
     assert bool(answer.known.plan.doubt) == (factor != 1)
     # A verb that refits the same records agrees.
-    refitted_log = run_steps(stretched(factor)).misfit_log
+    refitted_log = run_steps(Measurements(table=stretched(factor))).misfit_log
     assert refitted_log == pytest.approx(answer.known.plan.misfit_log, abs=1e-6)
 
 
@@ -73,11 +73,11 @@ def test_a_step_that_the_model_holds_is_ranked() -> None:
 @FEW
 def test_a_layout_that_was_recorded_too_has_its_gain(factor: float, gain_frac: float) -> None:
     """Both steps were measured: what the model lacks of one says nothing of their ratio."""
-    table = stretched(factor)
-    running_s = run_steps(table).measured_s(RUNNING)
+    measured = Measurements(table=stretched(factor))
+    running_s = run_steps(measured).measured_s(RUNNING)
     assert running_s is not None
     other = KnownStep(config=LARGER, time_s=running_s * (1 - gain_frac), sigma_log=0.01)
-    (row,) = compare(RUNNING, [LARGER], run_steps(table, [other]))
+    (row,) = compare(RUNNING, [LARGER], run_steps(measured, [other]))
     assert not row.is_unsure
     assert row.ratio.low <= 1 - gain_frac <= row.ratio.high
 
@@ -96,7 +96,7 @@ def test_what_hooks_cost_is_a_value_or_a_bound(cost_frac: float, noise_s: float)
 
 
 def test_the_running_layout_is_known_at_any_batch_and_however_its_node_is_stated() -> None:
-    steps = run_steps(stretched(2.5))
+    steps = run_steps(Measurements(table=stretched(2.5)))
     alike = [
         replace(RUNNING, batch=replace(RUNNING.batch, global_batch_size=32)),
         *(
@@ -119,7 +119,7 @@ def test_an_option_that_is_not_modelled_widens_what_was_not_measured(name: str) 
     with_option = replace(RUNNING, unmodelled=(name,))
     config = json.dumps(encode(with_option))
     table = replace(TABLE, runs=TABLE.runs.assign(config=config))
-    bare, steps = run_steps(TABLE), run_steps(table)
+    bare, steps = (run_steps(Measurements(table=one)) for one in (TABLE, table))
     other = replace(LARGER, unmodelled=(name,))
     (widened,), (before,) = steps.estimates([with_option]), bare.estimates([RUNNING])
     assert widened.high_s / widened.low_s == pytest.approx(before.high_s / before.low_s, rel=0.05)

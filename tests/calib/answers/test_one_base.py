@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from forerun.calib.advice.explanation import explain
 from forerun.calib.advice.planning import Candidate, compare, plan
-from forerun.calib.answers.measured_steps import run_steps, running_config
+from forerun.calib.answers.measured_steps import run_steps
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.steps.model import FittedSteps
@@ -22,7 +23,7 @@ from forerun.calib.workload.config import Recompute, RunConfig
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 TABLE = build_table(read_run(GOLDEN))
-RUNNING = running_config(TABLE)
+RUNNING = Measurements(table=TABLE).config
 PATIENT = settings(max_examples=12, deadline=None)
 
 
@@ -32,7 +33,7 @@ def stretched(factors: tuple[float, ...]) -> FittedSteps:
     steps = TABLE.steps
     by_step = dict(zip(sorted(steps["step"].unique()), factors, strict=False))
     times = steps["time_s"] * steps["step"].map(by_step).fillna(float(factors[-1]))
-    return run_steps(replace(TABLE, steps=steps.assign(time_s=times)))
+    return run_steps(Measurements(table=replace(TABLE, steps=steps.assign(time_s=times))))
 
 
 def layouts() -> list[RunConfig]:

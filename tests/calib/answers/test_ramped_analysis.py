@@ -76,7 +76,7 @@ def test_layouts_are_compared_at_the_size_that_is_left(ramped: Answer) -> None:
     assert ramped.known.plan.running.config.batch.global_batch_size == 2 * RECORDED
     ratio = ramped.predicted_step(150).time_s / ramped.predicted_step(50).time_s
     assert ramped.known.plan.running.step_time_s == pytest.approx(
-        ramped.measured_step_s * ratio, rel=0.02
+        ramped.measured.step_s * ratio, rel=0.02
     )
 
 

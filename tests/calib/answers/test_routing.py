@@ -21,7 +21,7 @@ from forerun.calib.answers.routing import (
     routing_line,
     with_measured_routing,
 )
-from forerun.calib.answers.run_measurements import mean_waiting_s
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.workload.config import Batch, RunConfig
 from forerun.calib.workload.model_shape import Experts, RankLoad
 from forerun.calib.workload.parallelism import Parallelism
@@ -83,10 +83,10 @@ def waiting_table(**waits: float) -> Any:
 
 def test_waiting_for_the_busiest_rank_counts_once():
     """The model's share of the exchange's waiting is subtracted from it, and from no other."""
-    table = waiting_table(ep=0.3, dp=0.1, pp=5.0)
-    assert mean_waiting_s(table) == pytest.approx(0.4)
-    assert mean_waiting_s(table, 0.25) == pytest.approx(0.15)
-    assert mean_waiting_s(table, 0.7) == pytest.approx(0.1)
+    measured = Measurements(table=waiting_table(ep=0.3, dp=0.1, pp=5.0))
+    assert measured.mean_waiting_s() == pytest.approx(0.4)
+    assert measured.mean_waiting_s(0.25) == pytest.approx(0.15)
+    assert measured.mean_waiting_s(0.7) == pytest.approx(0.1)
 
 
 def test_only_what_was_counted_is_taken_off_the_waiting():
@@ -107,7 +107,7 @@ def loads_table(**changes: Any) -> Any:
 def test_the_newest_window_and_the_stage_farthest_from_even_are_carried():
     (rank_load,) = measured_loads(loads_table(stage=1, num_most=180))
     assert (rank_load.num_ranks, rank_load.in_pass, rank_load.in_layers) == (4, 1.8, 2.0)
-    carried = with_measured_routing(config(), loads_table())
+    carried = with_measured_routing(config(), measured_loads(loads_table()))
     assert carried.model.experts is not None
     assert imbalance(carried.model.experts, 4) == 1.5
 

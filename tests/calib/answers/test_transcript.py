@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,12 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 GIB = 1024**3
 HOOKS = HookSummary(num_fired=214, num_installed=214, num_operator_kinds=9, num_groups=1)
 COST = Overhead(overhead_frac=0.001, low_frac=-0.006, high_frac=0.009, num_hooked=3, num_bare=3)
+
+
+def measured(cost: Overhead) -> Any:
+    return SimpleNamespace(step_s=1.842, hooks=HOOKS, overhead=cost)
+
+
 RATE = Throughput(
     tokens_per_s=71_234.0,
     tokens_per_s_per_gpu=8904.25,
@@ -113,7 +120,7 @@ def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) ->
             finish_line(run, goals),
             faster_line(faster, decision),
             decision_line(decision, faster, directory="my runs"),
-            checked_line(HOOKS, COST, 1.842, PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93)),
+            checked_line(measured(COST), PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93)),
         ]
     )
     words = layout_words(faster.candidates[0].config)
@@ -184,7 +191,7 @@ def test_a_limit_is_one_that_the_run_is_inside_or_over(run: Forecast) -> None:
 )
 def test_no_cost_is_below_zero(low: float, high: float, expected: str) -> None:
     cost = replace(COST, overhead_frac=min(0.004, high), low_frac=low, high_frac=high)
-    assert checked_line(HOOKS, cost, None, None) == f"checked: hooks 214 of 214, {expected}"
+    assert checked_line(measured(cost), None) == f"checked: hooks 214 of 214, {expected}"
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from tiny_shape import of_width
 
-from forerun.calib.answers.run_measurements import launch_bound_frac, launch_bound_remark
+from forerun.calib.answers.run_measurements import Measurements, launch_bound_remark
 from forerun.calib.fit.calibration import Calibration, calibrate, calibration_for_device
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.fit.measured_rows import measured_operators
@@ -258,8 +258,9 @@ def test_the_running_step_stays_and_other_layouts_widen(make_table: MakeTable) -
 
 
 def test_a_report_says_how_much_of_it_is_waiting(plain: SampleTable) -> None:
-    assert launch_bound_frac(plain) == 0.0
-    assert launch_bound_frac(waited(plain, 0.62)) == pytest.approx(0.62)
+    assert Measurements(table=plain).launch_bound_frac == 0.0
+    waiting = Measurements(table=waited(plain, 0.62))
+    assert waiting.launch_bound_frac == pytest.approx(0.62)
     assert launch_bound_remark(0.09) == ()
     (line,) = launch_bound_remark(0.62)
     assert "launch-bound: the GPU waited for the host in 62.0 %" in line

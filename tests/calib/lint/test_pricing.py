@@ -17,6 +17,7 @@ from forerun.calib.lint.linter import Flaw, Lint, lint
 from forerun.calib.lint.pricing import Pricing
 from forerun.calib.lint.rule import StatedLaunch, stated_launch
 from forerun.calib.memory.peak import memory
+from forerun.calib.search.results import MemoryBudget
 
 Planted = Callable[..., Any]
 ROOMY = 10**12
@@ -27,8 +28,7 @@ SAVE_S, EVAL_S, MTBF_S = 30.0, 2.0, 36_000.0
 def pricing_of(launch: StatedLaunch, planted: Planted, **more: Any) -> Pricing:
     """A planted machine with room, which saw evaluations and saves; ``more`` replaces."""
     options: dict[str, Any] = {
-        "memory_capacity_nbytes": ROOMY,
-        "memory_offset_nbytes": 0,
+        "budget": MemoryBudget(capacity_nbytes=ROOMY, offset_nbytes=0),
         "mtbf_s": MTBF_S,
         "eval_times_s": (EVAL_S,) * 4,
         "save_times_s": (SAVE_S,) * 4,
@@ -96,8 +96,7 @@ def test_nothing_slower_and_nothing_that_does_not_fit_is_offered(
     pricing = Pricing(
         config=launch.config,
         steps=steps_of(machine),
-        memory_capacity_nbytes=capacity,
-        memory_offset_nbytes=0,
+        budget=MemoryBudget(capacity_nbytes=capacity, offset_nbytes=0),
     )
     for flaw in lint(launch, pricing).flaws:
         assert (flaw.gain is None) == bool(flaw.unpriced)
@@ -110,7 +109,7 @@ def test_nothing_slower_and_nothing_that_does_not_fit_is_offered(
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_clean_launch_has_no_flaw_with_a_model_either(name: str, planted: Planted) -> None:
-    modelled: dict[str, Any] = {"memory_offset_nbytes": None, "eval_times_s": ()}
+    modelled: dict[str, Any] = {"budget": MemoryBudget(capacity_nbytes=ROOMY), "eval_times_s": ()}
     assert flaws_of(CLEAN[name].split(), planted, **modelled) == {}
 
 

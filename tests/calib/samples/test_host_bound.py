@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.answers.run_measurements import measured_overhead
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.errors import RecordError
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord, from_dict, to_dict
 from forerun.calib.samples.store import read_run
@@ -102,7 +102,7 @@ def test_what_recorded_operators_add_is_the_difference_of_passes_of_one_step(wri
     hooked = table.steps[table.steps["is_hooked"] & table.steps["is_clean"]]
     assert len(hooked) and hooked["added_s"].to_numpy() == pytest.approx(0.003, rel=0.2)
     assert not table.steps.loc[~table.steps["is_hooked"], "added_s"].any()
-    cost = measured_overhead(table)
+    cost = Measurements(table=table).overhead
     assert cost is not None and cost.at_operators is not None
     assert cost.at_operators[1] <= cost.at_operators[0] <= cost.at_operators[2]
     assert not build_table(run).steps["added_s"].any()  # on a CPU marks cost little

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.errors import CalibrationError
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
@@ -66,7 +67,7 @@ def test_transfer_is_the_minimum_over_the_group_and_the_rest_is_skew(run: RunRec
     assert row["time_s"] == pytest.approx(TRANSFER_S, rel=TIGHT)
     assert (row["role"], row["num_ranks"], row["nbytes"]) == ("tp", 2, 262_144)
     assert not row["is_bound"]
-    assert table.skew_s() == pytest.approx({0: 2 * LATE_S, 1: 0.0})
+    assert Measurements(table=table).skew_s == pytest.approx({0: 2 * LATE_S, 1: 0.0})
     assert table.skew["role"].unique().tolist() == [GroupRole.TP.value]
 
 
@@ -75,9 +76,10 @@ def test_a_step_that_one_rank_flagged_is_left_out_on_all(run: RunRecords) -> Non
     flagged = table.steps[table.steps["step"] == FLAGGED_STEP]
     assert flagged["is_clean"].tolist() == [False, False]
     assert flagged["flags"].tolist() == ["collected", ""]
-    assert len(table.step_times_s()) == 9
-    assert len(table.step_times_s(is_hooked=False)) == 4
-    assert table.step_times_s().max() < 4e-3
+    clean = Measurements(table=table).clean_steps
+    assert clean["step"].nunique() == 9
+    assert len(Measurements(table=table).bare_s) == 4
+    assert clean["time_s"].max() < 4e-3
 
 
 def test_one_slow_step_does_not_move_the_time(run: RunRecords) -> None:
@@ -136,7 +138,7 @@ def test_a_send_is_matched_with_the_receive_of_its_peer(run: RunRecords) -> None
     row = _row(table, "send")
     assert (row["time_s"], row["num_ranks"]) == (pytest.approx(90e-6), 2)
     assert not row["is_bound"]
-    assert table.skew_s() == pytest.approx({0: 0.0, 1: 2 * 410e-6})
+    assert Measurements(table=table).skew_s == pytest.approx({0: 0.0, 1: 2 * 410e-6})
 
 
 def test_the_optimizer_operator_takes_its_waits_with_it(run: RunRecords) -> None:
@@ -184,7 +186,7 @@ def test_everything_later_commands_need_is_in_the_table(run: RunRecords, config)
     table = build_table(run)
     assert table.config() == config
     assert table.run_id == "run-a"
-    assert table.memory_peak_nbytes() == {0: 1000, 1: 1001}
+    assert Measurements(table=table).memory_peak_nbytes == 1001
     assert table.windows["num_dropped"].tolist() == [0, 1]
     assert table.coverage[["rank", "installed", "fired"]].to_numpy().tolist() == [
         [0, 4, 4],

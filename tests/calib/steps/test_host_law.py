@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tiny_shape import of_width
 
 import forerun
-from forerun.calib.answers.measured_steps import fit_run, known_elsewhere, running_config
-from forerun.calib.fit.calibration import calibrate
+from forerun.calib.answers.measured_steps import fit_run, known_elsewhere
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.samples._operator_rows import operator_rows
@@ -171,9 +171,10 @@ def archived(name: str, folder: Path) -> SampleTable:
 def test_a_slow_host_turns_the_order_of_micro_batches_under_a_pipeline(tmp_path: Path) -> None:
     """A 1.3B that kept one H200 busy, on eight: the bubble pays for a micro-batch of 1, launching
     it does not.  The host's times are those of a launch-bound model on the same machine."""
-    busy, waiting = (archived(name, tmp_path) for name in ("megatron-lm-a", "megatron-lm-b"))
-    config = running_config(busy)
-    calibration = calibrate(busy, device=GPU)
+    busy, waiting = (
+        Measurements(table=archived(name, tmp_path)) for name in ("megatron-lm-a", "megatron-lm-b")
+    )
+    config = busy.config
 
     def split(micro: int, **degrees: int) -> RunConfig:
         layout = replace(
@@ -189,7 +190,7 @@ def test_a_slow_host_turns_the_order_of_micro_batches_under_a_pipeline(tmp_path:
     tp8, one, two = split(4, tp=8), split(1, pp=4, dp=2), split(2, pp=4, dp=2)
 
     def estimates(*known: KnownStep) -> list[Any]:
-        base = live_times(calibration, config, known)
+        base = live_times(busy.calibration, config, known)
         return fit_run(busy, base, (), config).steps.estimates([tp8, one, two])
 
     blind, seen = estimates(), estimates(known_elsewhere(waiting, config))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forerun.calib.answers.measured_steps import run_steps
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.fit.calibration import calibrate, combine_with_other
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
@@ -78,6 +79,7 @@ def test_what_few_samples_are_of_comes_from_the_other_machine(tmp_path: Path) ->
     # Carried to itself it says about the same.
     alone, carried = calibrated.operators([operator]), both.operators([operator])
     assert carried.time_s == pytest.approx(alone.time_s, rel=0.5)
-    assert run_steps(table, like=table).estimate(table.config()).time_s > 0
+    here = Measurements(table=table)
+    assert run_steps(here, like=here).estimate(table.config()).time_s > 0
     host = Operator(kind=OperatorKind.HOST_STEP, phase=Phase.STEP, shape=(), element_nbytes=1)
     assert both.operators([host]).time_s == calibrated.operators([host]).time_s

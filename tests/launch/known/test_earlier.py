@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.answers.run_measurements import measured_sigma_log, measured_step_s
+from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.importers.canonical_steps import canonical_frame
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.store import read_run
@@ -89,11 +89,11 @@ def test_steps_of_earlier_layouts_are_evidence(
     copy_as(tmp_path, "first", 0.0, change)
     copy_as(tmp_path, "resumed", 1000.0, nothing)
     resumed = build_table(read_run(tmp_path, "resumed"))
-    known_steps = EarlierRuns(tmp_path).steps(resumed)
+    known_steps, measured = EarlierRuns(tmp_path).steps(resumed), Measurements(table=resumed)
     assert [one.site for one in known_steps] == site
     for one in known_steps:
-        assert one.time_s == pytest.approx(measured_step_s(resumed))
-        assert one.sigma_log > measured_sigma_log(resumed)
+        assert one.time_s == pytest.approx(measured.step_s)
+        assert one.sigma_log > measured.step_sigma_log
 
 
 def test_a_resume_in_another_layout_teaches_what_the_first_one_took(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_its_memory_is_that_of_its_device(device: str, is_known: bool, tmp_path:
     table = tmp_path / "steps.csv"
     pd.read_csv(PUBLISHED).assign(device=device).to_csv(table, index=False)
     import_table(table, tmp_path)
-    capacity_nbytes = open_machine(tmp_path, machine=MACHINE).memory_capacity_nbytes
+    capacity_nbytes = open_machine(tmp_path, machine=MACHINE).budget.capacity_nbytes
     assert (capacity_nbytes is not None) is is_known
     plan_answer = load(tmp_path, machine=MACHINE).plan(keep={"tp": 4, "mbs": 1})
     verdicts = {one.verdict for one in plan_answer.candidates}

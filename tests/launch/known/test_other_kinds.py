@@ -78,7 +78,7 @@ def test_the_answer_is_that_of_the_data_sheet_alone(tmp_path: Path) -> None:
     machine = open_machine(tmp_path, device=H100)
     for row in published()[::25]:
         assert span(machine, row.config) == span(device_machine(row.config), row.config)
-    assert machine.memory_offset_nbytes is None
+    assert machine.budget.offset_nbytes is None
     assert any(H100 in problem and "cpu does not count" in problem for problem in machine.problems)
     # Ranks per node are those usual for the device, not the CPU run's two processes.
     assert machine.running.parallelism.ranks_per_node == 8
@@ -97,7 +97,7 @@ def test_no_factor_on_what_was_measured_changes_the_answer(
     results = []
     for factor in (0.01, 1.0, 100.0):
         machine = opened(tmp_path / str(factor), with_scaled_times(table, factor), there)
-        results.append((*span(machine, machine.running), machine.memory_offset_nbytes))
+        results.append((*span(machine, machine.running), machine.budget.offset_nbytes))
     assert results[0] == results[1] == results[2]
 
 

@@ -18,7 +18,7 @@ from forerun.calib.answers.request import Request
 from forerun.calib.records import files
 from forerun.calib.records import files as json_files
 from forerun.calib.samples.store import read_run
-from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.samples.table import build_table
 from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.companion._log_lines import WriteGuard
 from forerun.launch.store.publishing import Place
@@ -39,9 +39,9 @@ FAULTS = (
 
 
 @pytest.fixture(scope="module")
-def answered() -> tuple[SampleTable, Request, Answer]:
+def answered() -> tuple[Request, Answer]:
     table, request = build_table(read_run(GOLDEN)), Request(now_unix_s=1e9, last_step=11)
-    return table, request, analyse(table, request)
+    return request, analyse(table, request)
 
 
 def written_files(directory: Path) -> set[str]:
@@ -52,7 +52,7 @@ def written_files(directory: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "fault"), list(zip(cycle(FILES), FAULTS, strict=False)))
 def test_any_fault_in_writing_one_file_costs_that_file_alone(
-    answered: tuple[SampleTable, Request, Answer],
+    answered: tuple[Request, Answer],
     tmp_path: Path,
     name: str,
     fault: Exception,
@@ -83,7 +83,7 @@ def test_any_fault_in_writing_one_file_costs_that_file_alone(
 
 @pytest.mark.parametrize("maker", ["figures", "render", "page_of", "forecast_json", "step_trace"])
 def test_what_cannot_be_made_leaves_the_others(
-    answered: tuple[SampleTable, Request, Answer],
+    answered: tuple[Request, Answer],
     tmp_path: Path,
     maker: str,
     capsys: pytest.CaptureFixture[str],

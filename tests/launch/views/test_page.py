@@ -56,10 +56,10 @@ class Outline(HTMLParser):
 def page() -> Page:
     table = build_table(read_run(GOLDEN))
     answer = analyse(table, Request(now_unix_s=1e9, last_step=11))
-    page = page_of(GOLDEN, table, answer)
+    page = page_of(GOLDEN, answer)
     made = [
         PastForecast(
-            run_id=answer.run_id,
+            run_id=answer.measured.run_id,
             unix_s=1e9 + at,
             iteration=at,
             steps_left=100 - at,

@@ -113,7 +113,6 @@ def test_nearest_choices_come_first_and_no_more_than_fit_on_a_page(run: Any) -> 
     page = render(
         made(
             run.directory,
-            run.report().table,
             replace(answer, modelled=replace(answer.known, what_if=many)),
         )
     )
