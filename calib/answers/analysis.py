@@ -14,7 +14,7 @@ from ..drift.stragglers import waiting_report
 from ..errors import ForerunError
 from ..fit.calibration import Calibration, calibrate
 from ..forecast.evaluation import Ended
-from ..forecast.forecasts import Forecast
+from ..forecast.forecast_record import Forecast
 from ..forecast.modelled import ModelForecast, model_forecast
 from ..forecast.remaining_run import MeasuredRun, measured_forecast, run_forecast
 from ..lint.linter import Lint, lint

@@ -13,7 +13,7 @@ from ..errors import CalibrationError
 from ..fit.calibration import Calibration
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.evaluation import Ended
-from ..forecast.forecasts import Forecast
+from ..forecast.forecast_record import Forecast
 from ..forecast.modelled import ModelForecast, at_batch_size, batch_size_at
 from ..forecast.rates import RemainingRun, Throughput, throughput
 from ..forecast.remaining_run import MeasuredRun

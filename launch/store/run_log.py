@@ -298,7 +298,7 @@ class RunLog:
         made = read_forecasts(place.directory).made.get(place.run_id, ())
         if not made or not self._iteration:
             return None
-        steps_total = made[-1].iteration + made[-1].steps_left
+        steps_total = made[-1].steps_done + made[-1].steps_left
         ended = self.ended(place.run_id, end_unix_s, steps_total)
         append_end(place, ended)
         return evaluate(made, ended)

@@ -21,7 +21,8 @@ from ...calib.answers.finish_line import duration_s, ended_text, format_moment
 from ...calib.answers.request import Request
 from ...calib.answers.step_traces import PREDICTED, step_trace
 from ...calib.answers.transcript import PREFIX, run_line
-from ...calib.forecast.evaluation import Evaluation, PastForecast
+from ...calib.forecast.evaluation import Evaluation
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.forecast.rates import remaining_run_cost
 from ...calib.records.files import CREATED, OPEN, PRIVATE, write_json, write_text
 from ...calib.records.iso_times import with_iso_times
@@ -32,7 +33,7 @@ from ...calib.timeline.items import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process.host_wandb import FORECAST
 from ...leaves import leaf
-from ..store.forecast_log import append_forecast, finish_line, read_forecasts
+from ..store.forecast_log import append_forecast, read_forecasts
 from ..store.publishing import FORECASTS, Place, write_each
 from ..store.run_folders import SAMPLES
 from ..store.run_log import MAX_STORED_POINTS, STEPS, RunLog, StepPoint, write_steps
@@ -143,7 +144,7 @@ class Page:
     answer: Answer
     notes: Sequence[str] = ()
     steps: Sequence[StepPoint] = ()
-    made: Sequence[PastForecast] = ()
+    made: Sequence[Forecast] = ()
     track: Evaluation | None = None
     """Evaluation of forecasts, once the run has ended."""
     end_unix_s: float | None = None
@@ -215,7 +216,7 @@ def render(page: Page, *, directory: str = "DIR") -> str:
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=_card(page, directory),
-        score=finish_line(page.track) if page.track is not None else "",
+        score=page.track.line if page.track is not None else "",
         tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables},
         advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
         misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],

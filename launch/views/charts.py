@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ...calib.advice.explanation import Difference, Explained, Explanation, TermTime
 from ...calib.advice.planning import Candidate, Plan
 from ...calib.answers.finish_line import format_moment
-from ...calib.forecast.evaluation import PastForecast
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.memory.peak import Verdict
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
@@ -83,16 +83,14 @@ def _steps_text(points: Sequence[StepPoint]) -> str:
     return text
 
 
-def finish_chart(
-    made: Sequence[PastForecast], end_unix_s: float | None, width: int
-) -> Drawing | None:
+def finish_chart(made: Sequence[Forecast], end_unix_s: float | None, width: int) -> Drawing | None:
     """Chart forecasts of the end with their intervals, and the actual end if known; None for a
     single point."""
     every = [one for one in made if one.steps_left > 0]
     if not every or len(every) + bool(end_unix_s) < 2:
         return None
     made = _thinned(every)
-    at = [one.iteration for one in made]
+    at = [one.steps_done for one in made]
     lows, highs = ([getattr(one, f"finish_{end}_unix_s") for one in made] for end in ("low", "p95"))
     low, high = padded([*lows, *highs, *([end_unix_s] if end_unix_s else [])], 0.1)
     last = at[-1] + made[-1].steps_left if end_unix_s else at[-1]
@@ -113,14 +111,13 @@ def finish_chart(
     plot.path(middle, "blue-line")
     plot.dots(middle if len(middle) <= 40 else middle[-1:], "blue-dots")
     newest, has_seconds = every[-1], high - low < _SHOW_SECONDS_BELOW_S
-    end = format_moment(newest.finish_p50_unix_s, newest.unix_s, has_seconds=has_seconds)
+    end = format_moment(newest.finish_p50_unix_s, newest.now_unix_s, has_seconds=has_seconds)
     which = f"newest of {len(every):,} forecasts" if len(every) > 1 else "one forecast"
-    text = f"The {which}, after step {newest.iteration:,}, says {end}"
+    text = f"The {which}, after step {newest.steps_done:,}, says {end}"
     if end_unix_s:
         plot.limit(y=end_unix_s)
-        text += (
-            f"; the run ended {format_moment(end_unix_s, newest.unix_s, has_seconds=has_seconds)}"
-        )
+        ended = format_moment(end_unix_s, newest.now_unix_s, has_seconds=has_seconds)
+        text += f"; the run ended {ended}"
     return plot.finished("End of the run by each forecast", text)
 
 

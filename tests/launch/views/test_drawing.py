@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.forecast.evaluation import PastForecast
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.launch.store.run_log import StepPoint
 from forerun.launch.views._canvas import (
     DARK,
@@ -184,24 +184,18 @@ def test_rows_of_a_legend_push_down_what_is_below() -> None:
     assert tops[358] > tops[820]
 
 
-def past_forecast(iteration: int, finish_unix_s: float) -> PastForecast:
-    return PastForecast(
-        run_id="run",
-        unix_s=1e9 - 60.0,
-        iteration=iteration,
+def past_forecast(iteration: int, finish_unix_s: float) -> Forecast:
+    now = 1e9 - 60.0
+    return Forecast(
+        now_unix_s=now,
+        steps_done=iteration,
         steps_left=1000 - iteration,
         elapsed_s=float(iteration),
         finish_p50_unix_s=finish_unix_s,
         finish_p95_unix_s=finish_unix_s + 5.0,
-        finish_low_unix_s=finish_unix_s - 5.0,
-        finish_intervals_unix_s={},
-        step_time_s=1.0,
-        step_low_s=0.9,
-        step_high_s=1.1,
-        single_low_s=0.9,
-        single_high_s=1.1,
-        num_samples=10,
-        is_measured=True,
+        remaining_low_s=finish_unix_s - 5.0 - now,
+        remaining_s=finish_unix_s - now,
+        remaining_high_s=finish_unix_s + 5.0 - now,
     )
 
 
