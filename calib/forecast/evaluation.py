@@ -147,26 +147,15 @@ class Evaluation(Encoded):
         return " · ".join(words)
 
 
-@dataclass(slots=True)
-class StepTally:
-    """Counts of single steps within the intervals of their forecasts."""
+def is_held(time_s: float, low_s: float, high_s: float) -> dict[str, bool]:
+    """Return, by nominal share, if a step is within its interval; the given one is of 90 %, and is
+    scaled to other shares as if normal.
 
-    num_steps: int = 0
-    num_inside: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WIDTHS, 0))
-
-    def add(self, time_s: float, low_s: float, high_s: float) -> None:
-        """Add a step with its 90 % interval, which is scaled to other levels as if normal.
-
-        >>> tally = StepTally()
-        >>> for time_s in (1.0, 1.05, 1.09, 1.2):
-        ...     tally.add(time_s, 0.9, 1.1)
-        >>> tally.num_inside
-        {'0.5': 1, '0.8': 2, '0.9': 3, '0.95': 3}
-        """
-        self.num_steps += 1
-        away_s, half_s = abs(time_s - 0.5 * (low_s + high_s)), 0.5 * (high_s - low_s)
-        for key, wide in _WIDTHS.items():
-            self.num_inside[key] += away_s <= half_s * wide
+    >>> is_held(1.05, 0.9, 1.1)
+    {'0.5': False, '0.8': True, '0.9': True, '0.95': True}
+    """
+    away_s, half_s = abs(time_s - 0.5 * (low_s + high_s)), 0.5 * (high_s - low_s)
+    return {key: away_s <= half_s * wide for key, wide in _WIDTHS.items()}
 
 
 def _wide(share: float) -> float:

@@ -36,7 +36,7 @@ from ...leaves import leaf
 from ..store.forecast_log import append_forecast, read_forecasts
 from ..store.publishing import FORECASTS, Place, write_each
 from ..store.run_folders import SAMPLES
-from ..store.run_log import MAX_STORED_POINTS, STEPS, RunLog, StepPoint, write_steps
+from ..store.run_log import STEPS, LoggedStep, RunLog, write_steps
 from ..views._canvas import CHART, Drawing, schemes
 from ..views.charts import (
     finish_chart,
@@ -143,7 +143,7 @@ class Page:
 
     answer: Answer
     notes: Sequence[str] = ()
-    steps: Sequence[StepPoint] = ()
+    steps: Sequence[LoggedStep] = ()
     made: Sequence[Forecast] = ()
     track: Evaluation | None = None
     """Evaluation of forecasts, once the run has ended."""
@@ -169,10 +169,11 @@ def page_of(
     logged = read_forecasts(directory)
     problems = tuple(dict.fromkeys((*answer.problems, *logged.problems)))
     ended = logged.ended.get(answer.run_id)
+    steps = [row for row in run_log.seen if not row.flags] if run_log else []
     return Page(
         answer=answer,
         notes=notes_of(replace(answer, problems=problems)),
-        steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
+        steps=steps or _window_steps(table, answer),
         made=logged.made.get(answer.run_id, ()),
         track=logged.track(answer.run_id),
         end_unix_s=ended.end_unix_s if ended is not None and ended.is_complete else None,
@@ -235,24 +236,16 @@ def _text(name: str) -> str:
     return home.joinpath(name).read_text(encoding="utf-8")
 
 
-def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
+def _window_steps(table: SampleTable, answer: Answer) -> list[LoggedStep]:
     """Return clean steps of windows without hooks, of the first rank that has them."""
     steps = table.steps
     run_steps = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
-    run_steps = run_steps[run_steps["rank"] == run_steps["rank"].min()].tail(MAX_STORED_POINTS)
-    points = []
-    for step, time_s in zip(run_steps["step"], run_steps["time_s"], strict=True):
-        predicted = answer.predicted_step(int(step) + 1)
-        points.append(
-            StepPoint(
-                iteration=int(step) + 1,
-                time_s=float(time_s),
-                predicted_s=predicted.time_s,
-                low_s=predicted.low_s,
-                high_s=predicted.high_s,
-            )
-        )
-    return points
+    run_steps = run_steps[run_steps["rank"] == run_steps["rank"].min()]
+    numbers = (int(step) + 1 for step in run_steps["step"])
+    return [
+        LoggedStep(iteration=n, time_s=float(time_s), predicted=answer.predicted_step(n))
+        for n, time_s in zip(numbers, run_steps["time_s"], strict=True)
+    ]
 
 
 def _card(page: Page, directory: str) -> dict[str, Any]:

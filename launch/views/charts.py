@@ -13,7 +13,7 @@ from ...calib.forecast.forecast_record import Forecast
 from ...calib.memory.peak import Verdict
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
-from ..store.run_log import StepPoint
+from ..store.run_log import LoggedStep
 from ._canvas import (
     Canvas,
     Drawing,
@@ -40,20 +40,20 @@ _NEAR = 3.0
 _Box: TypeAlias = "tuple[float, float, float, float]"
 
 
-def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
+def steps_chart(points: Sequence[LoggedStep], width: int) -> Drawing | None:
     """Chart measured and predicted step times; None for fewer than two steps."""
     if len(points) < 2:
         return None
     text, points = _steps_text(points), _thinned(points)
-    predicted = [(p.iteration, p.low_s, p.predicted_s or 0.0, p.high_s) for p in points]
-    predicted = [(n, low, mid, high) for n, low, mid, high in predicted if None not in (low, high)]
+    known = ((p.iteration, p.predicted) for p in points)
+    predicted = [(n, one.low_s, one.time_s, one.high_s) for n, one in known if one is not None]
     factor, unit = seconds_unit(max(p.time_s for p in points))
     legend = [("measured", "orange-dots")]
     if predicted:
         legend += [("predicted", "blue-line"), ("90 % interval", "blue-band")]
     # A single stall would flatten all else, so outliers are clipped to the top.
     usual = sorted(p.time_s for p in points)[: max(1, int(0.98 * len(points)))]
-    low, high = padded([*usual, *(end or 0.0 for row in predicted for end in (row[1], row[3]))])
+    low, high = padded([*usual, *(end for row in predicted for end in (row[1], row[3]))])
     plot = Plot(
         (width, 300),
         legend,
@@ -71,14 +71,13 @@ def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
     return plot.finished("Each step, measured and predicted", text)
 
 
-def _steps_text(points: Sequence[StepPoint]) -> str:
+def _steps_text(points: Sequence[LoggedStep]) -> str:
     middle = sorted(p.time_s for p in points)[len(points) // 2]
     text = f"{len(points)} steps, median {format_time(middle)}"
-    predicted = [p for p in points if p.low_s is not None and p.high_s is not None]
+    predicted = [(p.time_s, p.predicted) for p in points if p.predicted is not None]
     if predicted:
-        covered_frac = sum(
-            (p.low_s or 0.0) <= p.time_s <= (p.high_s or 0.0) for p in predicted
-        ) / len(predicted)
+        num_inside = sum(one.low_s <= time_s <= one.high_s for time_s, one in predicted)
+        covered_frac = num_inside / len(predicted)
         text += f"; the 90 % intervals contained {format_frac(covered_frac)} of the predicted ones"
     return text
 

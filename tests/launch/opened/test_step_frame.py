@@ -39,7 +39,7 @@ def write_step_file(directory: Path, num_steps: int) -> None:
             LoggedStep(
                 iteration=number,
                 time_s=2.0,
-                window=0 if number <= 20 else None,
+                window=0 if number <= 20 else -1,
                 is_after_window=number > 20,
                 is_hooked=number % 2 == 0 and number <= 20,
                 flags=("saved",) if number == 7 else (),

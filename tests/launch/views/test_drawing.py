@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.forecast.forecast_record import Forecast
-from forerun.launch.store.run_log import StepPoint
+from forerun.launch.store.run_log import LoggedStep
 from forerun.launch.views._canvas import (
     DARK,
     HUES,
@@ -139,8 +139,8 @@ def test_markup_in_names_stays_text() -> None:
 
 
 def test_a_stall_does_not_press_the_other_steps_to_a_line() -> None:
-    points = [StepPoint(iteration=n, time_s=1.0 + 0.01 * (n % 3)) for n in range(100)]
-    points[40] = StepPoint(iteration=40, time_s=1000.0)
+    points = [LoggedStep(iteration=n, time_s=1.0 + 0.01 * (n % 3)) for n in range(100)]
+    points[40] = LoggedStep(iteration=40, time_s=1000.0)
     drawing = steps_chart(points, 820)
     assert drawing is not None and "1,000" not in drawing.body
     assert steps_chart([], 820) is None
@@ -213,13 +213,13 @@ def test_forecasts_are_counted_as_made_and_short_runs_end_to_the_second() -> Non
     one = finish_chart([past_forecast(5, 1e9)], 1e9 + 1, 820)
     assert one is not None and one.text.startswith("The one forecast, after step 5, says")
     assert finish_chart([past_forecast(5, 1e9)], None, 820) is None  # a single point shows nothing
-    assert steps_chart([StepPoint(iteration=1, time_s=1.0)], 820) is None
+    assert steps_chart([LoggedStep(iteration=1, time_s=1.0)], 820) is None
     far = finish_chart([past_forecast(5, 1e9), past_forecast(6, 1e9 + 1e6)], None, 820)
     assert far is not None and far.text.endswith("says Thu 20 Sep 15:33 UTC")
 
 
 def test_steps_are_counted_as_run_not_as_drawn() -> None:
-    points = [StepPoint(iteration=n, time_s=1.0) for n in range(1000)]
+    points = [LoggedStep(iteration=n, time_s=1.0) for n in range(1000)]
     drawing = steps_chart(points, 820)
     assert drawing is not None and drawing.text.startswith("1000 steps")
 
