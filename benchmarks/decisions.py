@@ -35,7 +35,8 @@ from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.advice.decision import Decision, decide
 from forerun.calib.advice.planning import Candidate, Plan, compare
 from forerun.calib.answers.measured_steps import fit_run_steps
-from forerun.calib.forecast.forecasts import DRIFT_FRAC, Forecast, forecast, mean_estimate
+from forerun.calib.forecast.forecast_record import Forecast
+from forerun.calib.forecast.forecasts import DRIFT_FRAC, forecast, mean_estimate
 from forerun.calib.records.iso_times import Action
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.search.results import MemoryBudget

@@ -13,7 +13,7 @@ import numpy as np
 from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..arguments.passed_on import MASK
 from ..errors import check_ascending
-from ..forecast.forecasts import Forecast
+from ..forecast.forecast_record import Forecast
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
 from ..records.iso_times import Action
@@ -195,7 +195,7 @@ def saving_probability(
     is the bias of the log ratio towards low values, see ``selection_bias_log``.
     """
     ratio = replace(candidate.ratio, median=math.exp(bias_log) * candidate.ratio.median)
-    nodes_s = forecast.remaining_time.nodes(_NUM_NODES).tolist()
+    nodes_s = forecast.remaining_time.nodes(_NUM_NODES)
     chances = [ratio.below(1.0 - cost_s / node_s) for node_s in nodes_s if node_s > cost_s]
     return math.fsum(chances) / _NUM_NODES
 

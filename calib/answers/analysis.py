@@ -12,7 +12,7 @@ from ..advice.explanation import Explanation, explain
 from ..advice.planning import Candidate, Plan, compare, plan
 from ..errors import ForerunError
 from ..forecast.evaluation import Ended
-from ..forecast.forecasts import Forecast
+from ..forecast.forecast_record import Forecast
 from ..forecast.modelled import ModelForecast, model_forecast
 from ..forecast.remaining_run import measured_forecast, run_forecast
 from ..lint.linter import Lint, lint

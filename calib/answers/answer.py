@@ -10,7 +10,7 @@ from ..advice.planning import Candidate, Plan
 from ..errors import CalibrationError
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.evaluation import Ended
-from ..forecast.forecasts import Forecast
+from ..forecast.forecast_record import Forecast
 from ..forecast.modelled import ModelForecast, at_batch_size, batch_size_at
 from ..forecast.rates import RemainingRun, Throughput, throughput
 from ..lint.linter import Lint

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 
 from ..forecast.evaluation import Ended
-from ..forecast.forecasts import Forecast
+from ..forecast.forecast_record import Forecast
 from ..units import HOUR_S, format_time
 from ..workload.run_options import Goals
 
@@ -131,7 +131,7 @@ def _limit(forecast: Forecast, name: str, limit_unix_s: float) -> str:
     late = forecast.remaining_time.chance_beyond(limit_unix_s - forecast.now_unix_s)
     if forecast.finish_p50_unix_s <= limit_unix_s:
         return f"ends after {name} with probability {late:.2f}"
-    done = _done_frac(forecast, limit_unix_s - forecast.now_unix_s)
+    done = forecast.done_frac_after(limit_unix_s - forecast.now_unix_s)
     return f"over {name}, when {done * 100:.0f} % of the steps will be done"
 
 
@@ -142,13 +142,6 @@ def _length(time_s: float) -> str:
     ('48 h', '1.5 h')
     """
     return format_time(time_s).replace(".0 ", " ").replace(".000 ", " ")
-
-
-def _done_frac(forecast: Forecast, ahead_s: float) -> float:
-    """Return the share of steps done ``ahead_s`` seconds from now, at the expected speed."""
-    steps = forecast.steps_done + forecast.steps_left
-    more = min(1.0, max(0.0, ahead_s) / forecast.remaining_s) * forecast.steps_left
-    return (forecast.steps_done + more) / steps
 
 
 def _energy(energy_j: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..advice.decision import Decision, Reason, Rule
-from ..forecast.forecasts import SCHEMA, Forecast
+from ..forecast.forecast_record import Forecast
 from ..plain_json import JsonObject
 from ..records.iso_times import Action
 from ..records.record_kinds import DataLength, LoopRecord
@@ -20,12 +20,16 @@ _REASONS = {
         "the loop does not say how many steps it has, and no torch DataLoader feeds it"
     ),
 }
-_OF_STEP = ("step_", "single_", "is_measured", "num_samples")
-"""Prefixes of the forecast's fields that describe a step rather than the end."""
 _OF_PASS = (
     *("steps_left", "remaining_s", "remaining_low_s", "remaining_high_s"),
     *("finish_p50_unix_s", "finish_p95_unix_s"),
 )
+_OF_END = (
+    *_OF_PASS,
+    *("steps_s", "extras_s", "failures_s", "elapsed_s", "total_s", "parts"),
+    *("gpu_hours", "cost", "energy_j"),
+)
+"""Fields of a forecast that an unknown end leaves without a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +81,13 @@ def forecast_json(end: RunEnd, ahead: Forecast) -> JsonObject:
 
     ``ahead`` reaches to the end of the run, else to that of the pass, else has step times only.
     """
-    forecast_fields = ahead.to_json()
+    whole = ahead.to_json() | {"reason_no_finish": end.reason}
     if end.steps_total:
-        return forecast_fields | {"reason_no_finish": ""}
-    steps = [name for name in forecast_fields if name.startswith(_OF_STEP)]
-    result: JsonObject = {
-        "schema": SCHEMA,
-        "reason_no_finish": end.reason,
-        **{name: forecast_fields[name] for name in ("now_unix_s", "steps_done", *steps)},
-    }
+        return whole
+    of_pass = {name: whole[name] for name in _OF_PASS}
+    result = {name: value for name, value in whole.items() if name not in _OF_END}
     if end.pass_end:
-        result["pass"] = {
-            "end_step": end.pass_end,
-            **{name: forecast_fields[name] for name in _OF_PASS},
-        }
+        result["pass"] = {"end_step": end.pass_end, **of_pass}
     return result
 
 

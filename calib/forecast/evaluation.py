@@ -3,91 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from ..errors import RecordError
-from ..plain_json import Json, JsonObject
+from ..plain_json import JsonObject
+from ..units import format_frac
 from ..workload.config_json import Encoded, encode_fields, encoded
+from .forecast_record import NOMINAL_FRAC, SCHEMA, Forecast
 
-if TYPE_CHECKING:
-    from .forecasts import Forecast
-
-
-SCHEMA = 1
-NOMINAL_FRAC = (0.5, 0.8, 0.9, 0.95)
-"""Nominal shares of central intervals whose coverage is counted."""
 SETTLED_FRAC = (0.05, 0.02)
 """Largest errors of a settled forecast, as shares of the whole run's time."""
 _STATED_FRAC = 0.9
 """Nominal share of the interval that a forecast has for a single step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PastForecast(Encoded):
-    """One forecast as it was made."""
-
-    schema: ClassVar[int] = SCHEMA
-    kind: ClassVar[str] = "forecast"
-
-    run_id: str
-    unix_s: float
-    iteration: int
-    """Number of steps done."""
-    steps_left: int
-    elapsed_s: float
-    finish_p50_unix_s: float
-    finish_p95_unix_s: float
-    finish_low_unix_s: float
-    """5 % quantile of the finish."""
-    finish_intervals_unix_s: Mapping[str, tuple[float, float]]
-    """Central intervals by their nominal share, as ``"0.9"``."""
-    step_time_s: float
-    step_low_s: float
-    step_high_s: float
-    single_low_s: float
-    single_high_s: float
-    num_samples: int
-    """Number of measured steps that it is based on."""
-    is_measured: bool
-    extras_s: float = 0.0
-    failures_s: float = 0.0
-
-    def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(schema=self.schema, kind=self.kind, **encode_fields(self))
-
-    @staticmethod
-    def of(forecast: Forecast, run_id: str) -> PastForecast:
-        """Return the record of a forecast."""
-        now, remaining_time = forecast.now_unix_s, forecast.remaining_time
-        bounds = {
-            str(share): (
-                now + remaining_time.quantile(0.5 - 0.5 * share),
-                now + remaining_time.quantile(0.5 + 0.5 * share),
-            )
-            for share in NOMINAL_FRAC
-        }
-        shared_names = [one.name for one in fields(PastForecast) if hasattr(forecast, one.name)]
-        return PastForecast(
-            run_id=run_id,
-            unix_s=now,
-            iteration=forecast.steps_done,
-            finish_low_unix_s=now + forecast.remaining_low_s,
-            finish_intervals_unix_s=bounds,
-            **{name: getattr(forecast, name) for name in shared_names},
-        )
-
-    @staticmethod
-    def from_json(value: Mapping[str, Json]) -> PastForecast:
-        """Return the forecast of a line; raises ``RecordError`` if it is not one."""
-        known = _known(PastForecast, value)
-        bounds = {
-            str(share): (float(low), float(high))
-            for share, (low, high) in dict(known["finish_intervals_unix_s"]).items()
-        }
-        return PastForecast(**{**known, "finish_intervals_unix_s": bounds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +46,6 @@ class Ended(Encoded):
     def is_complete(self) -> bool:
         """True if the run reached its last step, so that its finish is known."""
         return 0 < self.steps_total <= self.iteration
-
-    @staticmethod
-    def from_json(value: Mapping[str, Json]) -> Ended:
-        """Return the end of a line; raises ``RecordError`` if it is not one."""
-        return Ended(**_known(Ended, value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,27 +124,38 @@ class Evaluation(Encoded):
         """Error of the first forecast of the run; None without forecasts."""
         return self.errors[0] if self.errors else None
 
+    @property
+    def line(self) -> str:
+        """Error of the predicted finish in words; empty without a forecast.
 
-@dataclass(slots=True)
-class StepTally:
-    """Counts of single steps within the intervals of their forecasts."""
-
-    num_steps: int = 0
-    num_inside: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WIDTHS, 0))
-
-    def add(self, time_s: float, low_s: float, high_s: float) -> None:
-        """Add a step with its 90 % interval, which is scaled to other levels as if normal.
-
-        >>> tally = StepTally()
-        >>> for time_s in (1.0, 1.05, 1.09, 1.2):
-        ...     tally.add(time_s, 0.9, 1.1)
-        >>> tally.num_inside
-        {'0.5': 1, '0.8': 2, '0.9': 3, '0.95': 3}
+        The first forecast counts, since users plan with it.
         """
-        self.num_steps += 1
-        away_s, half_s = abs(time_s - 0.5 * (low_s + high_s)), 0.5 * (high_s - low_s)
-        for key, wide in _WIDTHS.items():
-            self.num_inside[key] += away_s <= half_s * wide
+        first = self.first
+        if first is None:
+            return ""
+        side = "late" if first.of_total_frac >= 0 else "early"
+        words = [
+            f"scored: the finish was predicted {format_frac(abs(first.of_total_frac))} of the run "
+            f"too {side} after {first.iteration} steps"
+        ]
+        tight = self.settled[-1]
+        if tight.stays_from_iteration is not None and self.num_forecasts > 1:
+            share = format_frac(tight.within_frac)
+            words.append(f"within {share} of it from step {tight.stays_from_iteration} on")
+        inside = next(row for row in self.finish if row.nominal_frac == _STATED_FRAC)
+        words.append(f"{inside.num_inside} of {inside.num} 90 % intervals contained the finish")
+        return " · ".join(words)
+
+
+def is_held(time_s: float, low_s: float, high_s: float) -> dict[str, bool]:
+    """Return, by nominal share, if a step is within its interval; the given one is of 90 %, and is
+    scaled to other shares as if normal.
+
+    >>> is_held(1.05, 0.9, 1.1)
+    {'0.5': False, '0.8': True, '0.9': True, '0.95': True}
+    """
+    away_s, half_s = abs(time_s - 0.5 * (low_s + high_s)), 0.5 * (high_s - low_s)
+    return {key: away_s <= half_s * wide for key, wide in _WIDTHS.items()}
 
 
 def _wide(share: float) -> float:
@@ -232,15 +166,17 @@ def _wide(share: float) -> float:
 _WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}
 
 
-def evaluate(made: Sequence[PastForecast], ended: Ended) -> Evaluation:
+def evaluate(made: Sequence[Forecast], ended: Ended) -> Evaluation:
     """Evaluate the forecasts of a run against its end.
 
     If the run stopped before its last step, it has no finish to compare with, and only single steps
     are scored.  Forecasts made after the last step are excluded.
     """
-    ahead = sorted((m for m in made if m.steps_left > 0), key=lambda m: (m.iteration, m.unix_s))
+    ahead = sorted(
+        (m for m in made if m.steps_left > 0), key=lambda m: (m.steps_done, m.now_unix_s)
+    )
     scored = ahead if ended.is_complete else []
-    total_s = ended.end_unix_s - min(((m.unix_s - m.elapsed_s) for m in made), default=0.0)
+    total_s = ended.end_unix_s - min((m.now_unix_s - m.elapsed_s for m in made), default=0.0)
     errors = tuple(_error(m, ended.end_unix_s, total_s) for m in scored)
     return Evaluation(
         run_id=ended.run_id,
@@ -261,7 +197,7 @@ def _coverage(num: int, num_inside: Mapping[str, int]) -> tuple[Coverage, ...]:
     )
 
 
-def _finish_inside(made: Sequence[PastForecast], end_unix_s: float) -> dict[str, int]:
+def _finish_inside(made: Sequence[Forecast], end_unix_s: float) -> dict[str, int]:
     """Return the number of forecasts with the end inside, by nominal interval."""
     inside = dict.fromkeys(_WIDTHS, 0)
     for one in made:
@@ -271,11 +207,11 @@ def _finish_inside(made: Sequence[PastForecast], end_unix_s: float) -> dict[str,
     return inside
 
 
-def _error(made: PastForecast, end_unix_s: float, total_s: float) -> FinishError:
+def _error(made: Forecast, end_unix_s: float, total_s: float) -> FinishError:
     error_s = made.finish_p50_unix_s - end_unix_s
-    remaining_s = end_unix_s - made.unix_s
+    remaining_s = end_unix_s - made.now_unix_s
     return FinishError(
-        iteration=made.iteration,
+        iteration=made.steps_done,
         error_s=error_s,
         of_left_frac=error_s / remaining_s if remaining_s > 0 else 0.0,
         of_total_frac=error_s / total_s if total_s > 0 else 0.0,
@@ -293,17 +229,3 @@ def _settled(errors: Sequence[FinishError], within_frac: float) -> Settled:
         first_iteration=errors[good.index(True)].iteration if True in good else None,
         stays_from_iteration=errors[stays].iteration if stays < len(errors) else None,
     )
-
-
-def _known(kind: type[PastForecast] | type[Ended], value: Mapping[str, Json]) -> dict[str, Any]:
-    schema = value.get("schema")
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise RecordError(f"schema {schema!r}, this version reads up to {SCHEMA}; upgrade forerun")
-    known: dict[str, Any] = {
-        spec.name: value[spec.name] for spec in fields(kind) if spec.name in value
-    }
-    try:
-        kind(**known)
-    except TypeError as err:
-        raise RecordError(f"not a forecast or an end ({err}); the line is skipped") from err
-    return known

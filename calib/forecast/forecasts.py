@@ -8,19 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy.special import stdtrit
 
-from ..errors import CalibrationError, check_ascending
-from ..plain_json import JsonObject
+from ..errors import CalibrationError
 from ..regressors.estimate import Estimate
 from ..regressors.robust import Z_90
-from ..workload.config_json import Encoded, encode_fields, encoded
+from ._remaining_time import Failures, RemainingTime
+from .forecast_record import Forecast, ForecastPart
 
-SCHEMA = 1
 DRIFT_FRAC = 0.01
 """Standard deviation of the level of a steady run between a window and the rest: medians of 50
 steps repeat within 0.6 to 4 % on a quiet machine, repeated releases within 2 %."""
@@ -40,122 +38,6 @@ _DRIFT_BLOCKS = 6
 
 Floats = NDArray[np.float64]
 _SAME = Estimate(median=1.0)
-# Total probability of larger numbers of failures; far below the precision that any rule needs.
-_NEGLIGIBLE = 1e-9
-# No run has more; components overlap long before, and each adds a term to every quantile.
-_MAX_FAILURES = 400
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
-    """Failures of a run as a Poisson process, and the cost of one."""
-
-    mtbf_s: float
-    """Mean time between failures of the whole job, seconds."""
-    restart_s: float
-    """Seconds from the failure until training resumes."""
-    save_every_s: float = 0.0
-    """Time between checkpoints; work since the last one is repeated."""
-
-    @property
-    def mean_cost_s(self) -> float:
-        """Mean cost of a failure: restart plus half the time between checkpoints."""
-        return self.restart_s + 0.5 * self.save_every_s
-
-    @property
-    def cost_variance_s2(self) -> float:
-        """Variance of the lost work, uniform from 0 to the time between checkpoints."""
-        return self.save_every_s**2 / 12.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemainingTime:
-    """Remaining time as a mixture of normal distributions, one for each number of failures.
-
-    >>> remaining = RemainingTime.normal(100.0, 10.0)
-    >>> round(remaining.quantile(0.95), 1), round(remaining.chance_beyond(100.0), 2)
-    (116.4, 0.5)
-    """
-
-    weights: tuple[float, ...]
-    means_s: tuple[float, ...]
-    sigmas_s: tuple[float, ...]
-
-    @staticmethod
-    def normal(mean_s: float, sigma_s: float) -> RemainingTime:
-        """Return the distribution without failures."""
-        return RemainingTime(weights=(1.0,), means_s=(mean_s,), sigmas_s=(max(sigma_s, 0.0),))
-
-    @staticmethod
-    def with_failures(mean_s: float, sigma_s: float, failures: Failures) -> RemainingTime:
-        """Return the distribution of work of ``mean_s`` +- ``sigma_s`` with random failures.
-
-        The number of failures is Poisson with mean ``mean_s / mtbf_s`` (failures during repeated
-        work are second-order and neglected); each costs a restart and the lost work.
-        """
-        from scipy import stats  # slow to import, and only failures need it
-
-        expected = mean_s / failures.mtbf_s
-        last = min(_MAX_FAILURES, int(stats.poisson.ppf(1.0 - _NEGLIGIBLE, expected)))
-        counts = np.arange(last + 1)
-        chances = stats.poisson.pmf(counts, expected)
-        chances /= chances.sum()
-        means = mean_s + counts * failures.mean_cost_s
-        sigmas = np.sqrt(sigma_s**2 + counts * failures.cost_variance_s2)
-        return RemainingTime(
-            weights=tuple(chances.tolist()),
-            means_s=tuple(means.tolist()),
-            sigmas_s=tuple(sigmas.tolist()),
-        )
-
-    @property
-    def mean_s(self) -> float:
-        """Expected time, seconds."""
-        return float(np.dot(self.weights, self.means_s))
-
-    def chance_beyond(self, time_s: float) -> float:
-        """Return P(remaining time > ``time_s``)."""
-        sigmas = np.asarray(self.sigmas_s)
-        away = time_s - np.asarray(self.means_s)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            tails = np.where(sigmas > 0, ndtr(-away / sigmas), away < 0)
-        return float(np.dot(self.weights, tails))
-
-    def quantile(self, level: float) -> float:
-        """Return the time that is not exceeded with probability ``level``; at least 0."""
-        means, sigmas = np.asarray(self.means_s), np.asarray(self.sigmas_s)
-        if len(means) == 1:
-            return max(0.0, float(means[0] + sigmas[0] * ndtri(level)))
-        from scipy import optimize  # slow to import, and only failures need it
-
-        # A normal distribution has 2e-33 beyond twelve standard deviations: the root is inside.
-        reach = 12.0 * sigmas + 1e-9
-        low, high = float((means - reach).min()), float((means + reach).max())
-        solution = optimize.root_scalar(
-            lambda time_s: 1.0 - self.chance_beyond(time_s) - level, bracket=(low, high)
-        )
-        return max(0.0, float(solution.root))
-
-    def nodes(self, count: int = 128) -> Floats:
-        """Return times at the midpoints of ``count`` equally likely parts, for quadrature."""
-        levels = (np.arange(count) + 0.5) / count
-        if len(self.weights) == 1:
-            sigma = self.sigmas_s[0]
-            return np.maximum(0.0, self.means_s[0] + sigma * ndtri(levels))
-        return np.asarray([self.quantile(float(level)) for level in levels])
-
-
-def learned_mtbf_s(num_failures: int, run_s: float, *, prior_mtbf_s: float) -> float:
-    """Return the mean time between failures after ``num_failures`` in ``run_s`` seconds of a job.
-
-    Inverse of the posterior mean of the rate under a gamma prior worth one failure; never infinite,
-    as a run without failures so far proves little.
-
-    >>> learned_mtbf_s(0, 0.0, prior_mtbf_s=3600.0)
-    3600.0
-    """
-    # Gamma prior and Poisson counts: shape and rate add up.
-    return (prior_mtbf_s + max(run_s, 0.0)) / (1.0 + num_failures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,78 +87,11 @@ class Extra:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForecastPart:
-    """One kind of remaining work, with the provenance of its time."""
-
-    name: str
-    num_left: float
-    time_s: float
-    """Total time of the remaining ones."""
-    sigma_s: float
-    provenance: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepLoad:
     """Remaining steps at one global batch size, with their time relative to measured steps."""
 
     num_remaining: int
     time_ratio: Estimate = _SAME
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast(Encoded):
-    """Forecast of the run to its end.  All intervals are 90 %; ``p95`` is the 95 % quantile."""
-
-    schema: ClassVar[int] = SCHEMA
-
-    now_unix_s: float
-    steps_done: int
-    steps_left: int
-    is_measured: bool
-    num_samples: int
-    step_time_s: float
-    step_low_s: float
-    step_high_s: float
-    """Interval of the mean step."""
-    single_low_s: float
-    single_high_s: float
-    """Interval of the next single step."""
-    steps_s: float
-    """Time of the remaining steps."""
-    extras_s: float
-    """Time of remaining evaluations, saves and other work between steps."""
-    failures_s: float
-    """Expected cost of failures and restarts."""
-    remaining_s: float
-    """Median of ``remaining_time``."""
-    remaining_low_s: float
-    remaining_high_s: float
-    remaining_time: RemainingTime
-    elapsed_s: float
-    total_s: float
-    finish_p50_unix_s: float
-    finish_p95_unix_s: float
-    parts: tuple[ForecastPart, ...] = ()
-    """Breakdown of ``remaining_time``."""
-    gpu_hours: float | None = None
-    """GPU-hours of this launch from begin to end; None on CPUs without a price."""
-    cost: float | None = None
-    """Cost in the currency of the stated price."""
-    energy_j: float | None = None
-    """Energy of all accelerators from the first reading to the end."""
-
-    def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(schema=self.schema, **encode_fields(self, "remaining_time"))
-
-    def __post_init__(self) -> None:
-        step_s, ahead_s = self.step_time_s, self.remaining_s
-        check_ascending("seconds of the mean step", 0.0, self.step_low_s, step_s, self.step_high_s)
-        check_ascending(
-            "seconds of the next step", 0.0, self.single_low_s, step_s, self.single_high_s
-        )
-        check_ascending("seconds to go", 0.0, self.remaining_low_s, ahead_s, self.remaining_high_s)
 
 
 def mean_estimate(values: ArrayLike) -> MeanEstimate:

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import ConfigError
 from ..fit.laws import family, work
@@ -22,9 +19,7 @@ from ..workload.config import Batch, Fp8Recipe, Recompute, RunConfig
 from ..workload.config_json import Encoded
 from ..workload.operators import OperatorCount
 from ..workload.parallelism import Parallelism
-
-if TYPE_CHECKING:  # forecasts import SciPy, which a plan does not need
-    from .forecasts import Forecast
+from .forecast_record import Forecast
 
 _PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
 _GIGA = 1e9
@@ -168,46 +163,31 @@ class RemainingRun:
 
     @staticmethod
     def of(
-        ahead: Forecast, config: RunConfig, step_time_s: float, *, restart_s: float
+        ahead: Forecast,
+        config: RunConfig,
+        step_time_s: float | None = None,
+        *,
+        restart_s: float = 0.0,
     ) -> RemainingRun | None:
-        """Return the remaining run of a forecast, with its price; None at the end."""
-        if ahead.remaining_s <= 0:
+        """Return the remaining run of a forecast, with its price; None at the end.
+
+        ``step_time_s`` is the running layout's step in the plan that others are compared in; None:
+        that of the forecast.
+        """
+        step_s = step_time_s or ahead.step_time_s
+        if ahead.remaining_s <= 0 or step_s <= 0:
             return None
         price = None
         if ahead.cost is not None and ahead.gpu_hours:
             price = ahead.cost / ahead.gpu_hours
         return RemainingRun(
             config=config,
-            step_time_s=step_time_s,
+            step_time_s=step_s,
             remaining_s=ahead.remaining_s,
-            now_unix_s=ahead.now_unix_s,
+            now_unix_s=ahead.now_unix_s or None,
             price_per_gpu_hour=price,
             restart_s=restart_s,
         )
-
-    @staticmethod
-    def from_forecast(
-        value: Mapping[str, object], config: RunConfig, step_time_s: float | None = None
-    ) -> RemainingRun | None:
-        """Return the remaining run of ``forecast.json``; None if it is missing or at its end.
-
-        ``step_time_s`` is the running layout's step in the plan that others are compared in; None:
-        that of the forecast.
-        """
-        remaining_s, step_s = value.get("remaining_s"), step_time_s or value.get("step_time_s")
-        now_unix_s = value.get("now_unix_s")
-        if not (_is_length(remaining_s) and _is_length(step_s)):
-            return None
-        return RemainingRun(
-            config=config,
-            step_time_s=float(step_s),
-            remaining_s=float(remaining_s),
-            now_unix_s=float(now_unix_s) if isinstance(now_unix_s, int | float) else None,
-        )
-
-
-def _is_length(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

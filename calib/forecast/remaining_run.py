@@ -16,18 +16,16 @@ from ..regressors.estimate import Estimate
 from ..units import HOUR_S
 from ..workload.config import RunConfig
 from ..workload.run_options import Goals
+from ._remaining_time import Failures, learned_mtbf_s
 from .batch_ratios import BatchRatio, measured_ratios
+from .forecast_record import Forecast, ForecastPart
 from .forecasts import (
     CPU_DRIFT_FRAC,
     DRIFT_FRAC,
     Extra,
-    Failures,
-    Forecast,
-    ForecastPart,
     StepLoad,
     forecast,
     learned_drift_frac,
-    learned_mtbf_s,
 )
 from .modelled import SAVE_BYTES_PER_S, ModelForecast, batch_levels
 from .remaining_schedule import BatchLevel, RemainingSchedule, remaining_schedule, step_groups
@@ -326,7 +324,7 @@ def with_parts(
         energy_j += so_far.mean_power_w * base_forecast.remaining_s
     return replace(
         base_forecast,
-        parts=tuple(_parts(base_forecast, so_far, [extra.part for extra in extras], words)),
+        breakdown=tuple(_parts(base_forecast, so_far, [extra.part for extra in extras], words)),
         gpu_hours=hours if is_counted else None,
         cost=None if price is None else price * hours,
         energy_j=energy_j,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import PurePath
@@ -16,6 +16,8 @@ from ..plain_json import Json, JsonObject
 from .argument_values import shown
 
 _T = TypeVar("_T")
+KEY = "key"
+"""Metadata of a field whose key in JSON is not its name."""
 
 
 class DataclassInstance(Protocol):
@@ -68,7 +70,12 @@ def encode_fields(value: DataclassInstance, *without: str) -> JsonObject:
 
 
 def _encoded_fields(value: Any) -> JsonObject:
-    return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    return {_key(field): encode(getattr(value, field.name)) for field in fields(value)}
+
+
+def _key(field: Field[Any]) -> str:
+    """Return the key of a field: its name, unless ``field(metadata={KEY: ...})`` says another."""
+    return field.metadata.get(KEY, field.name)
 
 
 def decode(kind: type[_T], value: object) -> _T:
@@ -89,9 +96,10 @@ def _decoded(kind: Any, value: Any) -> Any:
             raise ConfigError(
                 f"{kind.__name__} {shown(value)} is not an object; write it with to_json"
             )
-        hints = _hints(kind)
         # A newer version may have written more keys; unknown ones are skipped.
-        known = {k: _decoded(hints[k], v) for k, v in value.items() if k in hints}
+        known = {
+            name: _decoded(hint, value[key]) for key, name, hint in _hints(kind) if key in value
+        }
         try:
             return kind(**known)
         except TypeError as err:
@@ -100,10 +108,14 @@ def _decoded(kind: Any, value: Any) -> Any:
             ) from err
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _member(kind, value)
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list | tuple):
+    origin, kinds = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        is_list = isinstance(value, list | tuple)
+        if not is_list or (kinds[-1] is not ... and len(value) != len(kinds)):
             raise ConfigError(f"{shown(value)} is not a list of values; write it with to_json")
-        return tuple(_decoded(typing.get_args(kind)[0], v) for v in value)
+        return tuple(_decoded(kinds[0], v) for v in value)
+    if origin is Mapping and isinstance(value, Mapping):
+        return {key: _decoded(kinds[1], each) for key, each in value.items()}
     if isinstance(kind, type) and issubclass(kind, PurePath):
         return kind(_plain(str, value))
     return _plain(kind, value)
@@ -125,10 +137,10 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 
 @lru_cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """Return the types of the fields, without class variables."""
+def _hints(kind: Any) -> tuple[tuple[str, str, Any], ...]:
+    """Return key, name and type of the fields, without class variables."""
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    return tuple((_key(field), field.name, hints[field.name]) for field in fields(kind))
 
 
 def _member(kind: type[Enum], value: Any) -> Enum:

@@ -30,7 +30,6 @@ from ..known.runs import EarlierRuns
 from ..known.table_files import with_normal
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
-from ..store.forecast_log import finish_line
 from ..store.launch_files import REQUEST_RULE, STOP_REQUEST
 from ..store.publishing import Place, Publisher, place_of
 from ..store.run_folders import finite_number, read_object
@@ -232,7 +231,7 @@ class CompanionLoop:
             self._publish()
         self._publisher.end()
         log_line(score_line(self._steps.score.summary()))
-        log_line(finish_line(track) if track else "")
+        log_line(track.line if track else "")
         self._sink.close(self._summary())
 
     def _ended(self, now_unix_s: float) -> Ended:

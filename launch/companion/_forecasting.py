@@ -16,7 +16,7 @@ from typing import Any
 
 from ...calib.answers.request import Request
 from ...calib.answers.run_end import RunEnd
-from ...calib.forecast.forecasts import Forecast
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.units import format_frac, format_time
 from ..store.run_log import LoggedStep
 
@@ -252,10 +252,11 @@ class ForecastSchedule:
 
     def is_news(self, forecast: Forecast) -> bool:
         """True if the end has left the last reported interval; marks the forecast as reported."""
-        if (last := self._last) is not None:
-            early_s = last.now_unix_s + last.remaining_low_s
-            if early_s <= forecast.finish_p50_unix_s <= last.finish_p95_unix_s:
-                return False
+        middle_unix_s = forecast.finish_p50_unix_s
+        if (last := self._last) is not None and (
+            last.finish_low_unix_s <= middle_unix_s <= last.finish_p95_unix_s
+        ):
+            return False
         self._last = forecast
         return True
 

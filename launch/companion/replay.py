@@ -25,6 +25,7 @@ from ...calib.workload.argument_values import Arguments
 from ...hooks.process.settings import CadenceHint, CompanionSettings, RankInfo, Settings
 from ..sinks.sink import Sink
 from ..store.publishing import Phase, Publisher, place_of
+from ..store.run_log import LoggedStep
 from ._companion_loop import CompanionLoop
 from ._status_writer import StatusWriter
 
@@ -52,17 +53,6 @@ class LoggedRun:
         return self.device or ("cpu" if backend == "gloo" else UNKNOWN_DEVICE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """One line of a log, as the last of its iterations; ``at`` is counted from 1."""
-
-    at: int
-    window: int
-    time_s: float
-    end_unix_s: float
-    flags: tuple[str, ...]
-
-
 def replay_log(run: LoggedRun, directory: Path) -> str:
     """Write a log's run into a directory, with its answers; return a message on their place, maybe
     empty.
@@ -82,7 +72,7 @@ def replay_log(run: LoggedRun, directory: Path) -> str:
     message = publisher.begin(run.end_unix_s)
     status = StatusWriter(settings, publisher)
     loop = CompanionLoop(settings, publisher=publisher, open_sink=lambda _: Sink())
-    last_unix_s = steps[-1].end_unix_s
+    last_unix_s = steps[-1].unix_s
     for event in _events(run.log, steps):
         loop.handle(event, last_unix_s)
         status.note(event)
@@ -109,11 +99,11 @@ def _settings(run: LoggedRun, directory: Path) -> CompanionSettings:
     return CompanionSettings(
         settings=Settings(directory=directory, rank=rank, cadence=cadence),
         launch_id=run.run_id,
-        started_unix_s=next(_steps(run)).end_unix_s,
+        started_unix_s=next(_steps(run)).unix_s,
     )
 
 
-def _steps(run: LoggedRun) -> Iterator[_Step]:
+def _steps(run: LoggedRun) -> Iterator[LoggedStep]:
     """Yield the lines of a log, at the times that they state; without these, one after the other.
 
     The first has the warm-up, and those of another batch than the newest another step; of only two
@@ -130,11 +120,11 @@ def _steps(run: LoggedRun) -> Iterator[_Step]:
         is_apart = is_first or line.global_batch_size != newest
         now = line.unix_s or now + line.num_iterations * line.time_s
         flags = (StepFlag.WARMUP.value,) if is_apart else ()
-        yield _Step(
-            at=line.iteration,
+        yield LoggedStep(
+            iteration=line.iteration,
             window=place // each,
             time_s=line.time_s,
-            end_unix_s=now,
+            unix_s=now,
             flags=flags,
         )
         now += sum(time_s for _, time_s in phases.get(line.iteration, ()))
@@ -147,30 +137,30 @@ def _phases(log: TrainingLog) -> dict[int, list[tuple[str, float]]]:
     return phases
 
 
-def _events(log: TrainingLog, steps: Sequence[_Step]) -> Iterator[dict[str, Any]]:
+def _events(log: TrainingLog, steps: Sequence[LoggedStep]) -> Iterator[dict[str, Any]]:
     """Yield the events that training would have sent."""
     phases = _phases(log)
     for step in steps:
         yield {
             "event": "step",
-            "step": step.at - 1,
+            "step": step.iteration - 1,
             "time_s": step.time_s,
-            "unix_s": step.end_unix_s,
+            "unix_s": step.unix_s,
             "window": step.window,
             "flags": list(step.flags),
         }
-        for name, time_s in phases.get(step.at, ()):
+        for name, time_s in phases.get(step.iteration, ()):
             yield {"event": "phase", "name": name, "time_s": time_s}
     last = steps[-1]
-    yield {"event": "window_closed", "window": last.window, "last_step": last.at - 1}
-    if last.at >= log.num_steps:
-        yield {"event": "end", "unix_s": last.end_unix_s}
+    yield {"event": "window_closed", "window": last.window, "last_step": last.iteration - 1}
+    if last.iteration >= log.num_steps:
+        yield {"event": "end", "unix_s": last.unix_s}
 
 
-def _write_records(run: LoggedRun, steps: Sequence[_Step], directory: Path) -> None:
+def _write_records(run: LoggedRun, steps: Sequence[LoggedStep], directory: Path) -> None:
     """Write the file of rank 0, as hooks do."""
     first = run.log.lines[0]
-    began_unix_s = steps[0].end_unix_s - first.num_iterations * first.time_s
+    began_unix_s = steps[0].unix_s - first.num_iterations * first.time_s
     header = Header(
         schema=SCHEMA,
         run_id=run.run_id,
@@ -187,7 +177,7 @@ def _write_records(run: LoggedRun, steps: Sequence[_Step], directory: Path) -> N
         *(_record(step, began_unix_s) for step in steps),
     ]
     for window in sorted({step.window for step in steps}):
-        numbers = [step.at - 1 for step in steps if step.window == window]
+        numbers = [step.iteration - 1 for step in steps if step.window == window]
         records.append(
             WindowRecord(
                 window=window,
@@ -213,12 +203,12 @@ def _loop(log: TrainingLog) -> LoopRecord:
     )
 
 
-def _record(step: _Step, began_unix_s: float) -> StepRecord:
+def _record(step: LoggedStep, began_unix_s: float) -> StepRecord:
     time_ns = round(step.time_s * _NS_PER_S)
     return StepRecord(
-        step=step.at - 1,
+        step=step.iteration - 1,
         window=step.window,
-        start_ns=round((step.end_unix_s - began_unix_s) * _NS_PER_S) - time_ns,
+        start_ns=round((step.unix_s - began_unix_s) * _NS_PER_S) - time_ns,
         duration_ns=time_ns,
         gap_ns=0,
         is_hooked=False,

@@ -7,22 +7,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ... import __version__
-from ...calib.errors import RecordError
+from ...calib.errors import ForerunError, RecordError
+from ...calib.forecast.evaluation import Ended
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.records.iso_times import LONGEST_S, Action, action_text, stamped
 from ...calib.units import format_time
 from ...calib.workload.choices import NAMED_CHOICES, AxisValue, layout_label
 from ...calib.workload.config import RunConfig
-from ...calib.workload.config_json import encode_fields
+from ...calib.workload.config_json import decode, encode_fields
 from ...calib.workload.model_shape import ModelShape
-from ..store.publishing import ForecastFile
 
 if TYPE_CHECKING:
-    from ...calib.forecast.evaluation import Ended
     from ..known.machine import Machine
     from ..views.table import Part, ReportTable
+
+_Published = TypeVar("_Published", bound="_PublishedAnswer")
 
 
 class PrintableAnswer(ABC):
@@ -100,46 +102,37 @@ class LayoutAnswer(PrintableAnswer):
 class _PublishedAnswer(PrintableAnswer):
     """Answer read from a published JSON object."""
 
+    what: ClassVar[str]
+
     run_id: str
     whole: Mapping[str, Any] = field(default_factory=dict)
     """Complete JSON object."""
+
+    @classmethod
+    def of(cls: type[_Published], run_id: str, whole: Mapping[str, Any]) -> _Published:
+        """Read the content of a published file; ``RecordError`` if it is damaged."""
+        stated = {**whole, "run_id": run_id}
+        try:
+            return decode(cls, {**stated, "whole": stated})
+        except ForerunError as err:
+            raise RecordError(
+                f"run {run_id} has no readable {cls.what} ({err}); delete the file that it is in, "
+                "and the records are analysed again"
+            ) from err
 
     def to_json(self) -> dict[str, Any]:
         """Return the complete JSON object."""
         return stamped(self.whole)
 
 
-def _value(whole: Mapping[str, Any], name: str, kind: str) -> Any:
-    """Return a number or text; raises ``RecordError`` if it is missing or of another type."""
-    given = whole.get(name)
-    is_right = isinstance(given, str) if kind == "str" else isinstance(given, (int, float))
-    if not is_right or isinstance(given, bool):
-        raise RecordError(
-            f"the run has no readable {name}; delete the file that it is in, and the records are "
-            "analysed again"
-        )
-    return given
-
-
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class RunForecast(_PublishedAnswer, ForecastFile):
+class RunForecast(_PublishedAnswer, Forecast):
     """Forecast of the run's end.  Intervals are 90 %; ``p95`` is exceeded with 5 % probability."""
 
-    gpu_hours: float | None = None
-    """GPU-hours of this launch to its end; None on processors without a price."""
-    cost: float | None = None
-    energy_j: float | None = None
+    what: ClassVar[str] = "forecast"
+
     ended: Ended | None = None
     """How the run ended; None while it goes on."""
-
-    @staticmethod
-    def of(run_id: str, whole: Mapping[str, Any], ended: Ended | None) -> RunForecast:
-        """Read the content of ``forecast.json``; ``RecordError`` if it is damaged."""
-        named = {one.name: _value(whole, one.name, "float") for one in fields(ForecastFile)}
-        for name in ("gpu_hours", "cost", "energy_j"):
-            named[name] = None if whole.get(name) is None else _value(whole, name, "float")
-        whole = {**whole, "run_id": run_id}
-        return RunForecast(run_id=run_id, whole=whole, ended=ended, **named)
 
     @property
     def finish_p50(self) -> datetime:
@@ -179,20 +172,12 @@ class RunForecast(_PublishedAnswer, ForecastFile):
 class RunDecision(_PublishedAnswer):
     """Advice and its reasons."""
 
+    what: ClassVar[str] = "decision"
+
     action: str
     """``continue``, printed as go on; ``stop``; or ``abstain``: too little is known."""
     confidence: float
     """Probability that a rule requires before it advises stopping."""
-
-    @staticmethod
-    def of(run_id: str, whole: Mapping[str, Any]) -> RunDecision:
-        """Read the content of ``decision.json``; ``RecordError`` if it is damaged."""
-        return RunDecision(
-            run_id=run_id,
-            whole={**whole, "run_id": run_id},
-            action=_value(whole, "action", "str"),
-            confidence=_value(whole, "confidence", "float"),
-        )
 
     @property
     def is_stop(self) -> bool:

@@ -20,7 +20,7 @@ from ...calib.records.iso_times import stamped
 from ...calib.shell import quoted
 from ..known.runs import Loaded
 from ..known.table_files import with_normal
-from ..store.forecast_log import Logged, finish_line, read_forecasts
+from ..store.forecast_log import Logged, read_forecasts
 from ..store.run_folders import SAMPLES, object_of_run, paths_of, top_of
 from ..store.run_log import score_line
 from ..views.answer_tables import MODEL_ERROR, forecast_tables, notes_of, tables_of
@@ -143,7 +143,7 @@ def _with_the_past(directory: Path, answer: Answer, request: Request, logged: Lo
     with suppress(RecordError):
         score = object_of_run(top_of(directory)[0], SCORE, run_id) or {}
     track = logged.track(run_id)
-    scores = with_prefix([score_line(score), finish_line(track) if track else ""])
+    scores = with_prefix([score_line(score), track.line if track else ""])
     return replace(answer, transcript=(*answer.transcript, *scores))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from ...calib.forecast.evaluation import PastForecast
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.samples.table import SampleTable
 
 COLUMNS = {
@@ -28,7 +28,7 @@ COLUMNS = {
 
 
 def step_frame(
-    table: SampleTable, made: Sequence[PastForecast], seen: pd.DataFrame | None = None
+    table: SampleTable, made: Sequence[Forecast], seen: pd.DataFrame | None = None
 ) -> pd.DataFrame:
     """Return the steps of the newest run in order: those that its companion logged, and recorded
     ones that it did not, with the newest forecast in ``made`` before each."""
@@ -49,11 +49,11 @@ def step_frame(
     return _sorted(pd.concat([whole, others])) if len(others) else _sorted(whole)
 
 
-def predicted_before(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.DataFrame:
+def predicted_before(steps: pd.DataFrame, made: Sequence[Forecast]) -> pd.DataFrame:
     """Add the next-step prediction of the newest forecast before each step; NaN before the
     first."""
-    known = sorted(made, key=lambda one: (one.iteration, one.unix_s))
-    places = np.searchsorted([one.iteration for one in known], steps["iteration"], side="left") - 1
+    known = sorted(made, key=lambda one: (one.steps_done, one.now_unix_s))
+    places = np.searchsorted([one.steps_done for one in known], steps["iteration"], side="left") - 1
     for column, name in (
         ("predicted_s", "step_time_s"),
         ("low_s", "single_low_s"),

@@ -98,7 +98,7 @@ class Run(PrintableAnswer):
         if reason := value.get("reason_no_finish"):
             raise CalibrationError(f"run {self.run_id!r} has no forecast of its end: {reason}")
         ended = read_forecasts(top_of(self.directory)[0]).ended.get(self.run_id)
-        return RunForecast.of(self.run_id, value, ended)
+        return replace(RunForecast.of(self.run_id, value), ended=ended)
 
     @cached_property
     def decision(self) -> RunDecision:

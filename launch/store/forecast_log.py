@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.errors import RecordError
-from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
+from ...calib.errors import ForerunError, RecordError
+from ...calib.forecast.evaluation import Ended, Evaluation, evaluate
+from ...calib.forecast.forecast_record import LINE, SCHEMA, Forecast
 from ...calib.records.files import append_line, read_lines
 from ...calib.records.iso_times import with_iso_times
-from ...calib.units import format_frac
+from ...calib.workload.config_json import decode
 from ...calib.workload.run_options import Goals
-from .publishing import FORECAST, Place, forecasts_path
+from .publishing import FORECAST, Place, decoded_or_empty, forecasts_path
 from .run_folders import newest_of_run
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class Logged:
     """Forecasts and ends of the runs of a directory."""
 
-    made: Mapping[str, tuple[PastForecast, ...]]
+    made: Mapping[str, tuple[Forecast, ...]]
     """Forecasts by run, oldest first."""
     ended: Mapping[str, Ended]
     problems: tuple[str, ...]
@@ -43,7 +44,7 @@ def append_forecast(place: Place, answer: Answer) -> None:
     Nothing is appended if the forecast has no finish.
     """
     if answer.has_finish:
-        _append(place, PastForecast.of(answer.forecast, answer.measured.run_id).to_json())
+        _append(place, answer.forecast.to_line())
 
 
 def append_end(place: Place, ended: Ended) -> None:
@@ -63,20 +64,15 @@ def read_forecasts(directory: Path) -> Logged:
         values, problems = read_lines(path) if path.exists() else ([], ())
     except RecordError as err:
         values, problems = [], (str(err),)
-    made: dict[str, list[PastForecast]] = {}
+    made: dict[str, list[Forecast]] = {}
     ended: dict[str, Ended] = {}
     skipped = list(problems)
     for value in values:
         try:
-            if value.get("kind") == "forecast":
-                past_forecast = PastForecast.from_json(value)
-                made.setdefault(past_forecast.run_id, []).append(past_forecast)
-            elif value.get("kind") == "end":
-                end = Ended.from_json(value)
-                ended[end.run_id] = end
-            else:
-                skipped.append(f"{path.name}: kind {value.get('kind')!r} is not known, skipped")
-        except (RecordError, KeyError, TypeError, ValueError) as err:
+            _add(value, made, ended)
+        except KeyError as err:
+            skipped.append(f"{path.name}: a line without {err}, skipped")
+        except ForerunError as err:
             skipped.append(f"{path.name}: {err}")
     return Logged(
         made={run_id: tuple(rows) for run_id, rows in made.items()},
@@ -85,26 +81,17 @@ def read_forecasts(directory: Path) -> Logged:
     )
 
 
-def finish_line(evaluation: Evaluation) -> str:
-    """Return a log line on the error of the predicted finish; empty without a forecast.
-
-    The first forecast counts, since users plan with it.
-    """
-    first = evaluation.first
-    if first is None:
-        return ""
-    side = "late" if first.of_total_frac >= 0 else "early"
-    words = [
-        f"scored: the finish was predicted {format_frac(abs(first.of_total_frac))} of the run too "
-        f"{side} after {first.iteration} steps"
-    ]
-    tight = evaluation.settled[-1]
-    if tight.stays_from_iteration is not None and evaluation.num_forecasts > 1:
-        share = format_frac(tight.within_frac)
-        words.append(f"within {share} of it from step {tight.stays_from_iteration} on")
-    inside = next(row for row in evaluation.finish if row.nominal_frac == 0.9)
-    words.append(f"{inside.num_inside} of {inside.num} 90 % intervals contained the finish")
-    return " · ".join(words)
+def _add(line: Mapping[str, Any], made: dict[str, list[Forecast]], ended: dict[str, Ended]) -> None:
+    kind, schema = line.get("kind"), line.get("schema")
+    if kind not in (LINE, Ended.kind):
+        raise RecordError(f"kind {kind!r} is not known, skipped")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise RecordError(f"schema {schema!r}, this version reads up to {SCHEMA}; upgrade forerun")
+    run_id = decode(str, line["run_id"])
+    if kind == LINE:
+        made.setdefault(run_id, []).append(Forecast.from_line(line))
+    else:
+        ended[run_id] = decode(Ended, line)
 
 
 def read_remaining_run(
@@ -124,7 +111,7 @@ def read_remaining_run(
     from ...calib.forecast.rates import RemainingRun  # slow to import
 
     newest = newest_of_run(directory, FORECAST, run_id)
-    remaining = None if newest is None else RemainingRun.from_forecast(newest, running, step_time_s)
+    remaining = RemainingRun.of(decoded_or_empty(Forecast, newest), running, step_time_s)
     if remaining is None:
         return None
     request = newest_of_run(directory, "request.json", run_id) or {}

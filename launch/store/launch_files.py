@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.iso_times import LONGEST_S, with_iso_times
 from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...hooks.process.launch_identity import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
-from .publishing import FORECAST, ForecastFile, typed
+from .publishing import FORECAST, decoded_or_empty
 from .run_folders import command_words, finite_number, read_object
 
 STOP_REQUEST = "stop-request.json"
@@ -63,31 +64,6 @@ class Stopped:
     def is_advised(self) -> bool:
         """False if the scheduler's limit was the reason: such a run should be resumed."""
         return self.rule != REQUEST_RULE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewestForecast:
-    """Newest forecast of a launch, from ``forecast.json`` and ``request.json``."""
-
-    now_unix_s: float
-    """Identifies the forecast; its age is measured by the reader's clock."""
-    remaining_p95_s: float
-    """95th percentile of the remaining time when the forecast was made."""
-    remaining_p50_s: float
-    done_frac: float
-    """Fraction of steps done when the forecast was made."""
-    longest_save_s: float
-
-    def remaining_s(self, age_s: float) -> float:
-        """Return the remaining time (P95) ``age_s`` later, if training has continued."""
-        return max(0.0, self.remaining_p95_s - max(0.0, age_s))
-
-    def done_frac_after(self, age_s: float) -> float:
-        """Return the fraction of steps done ``age_s`` later, at the expected speed."""
-        if self.remaining_p50_s <= 0:
-            return 1.0
-        gone = min(1.0, max(0.0, age_s) / self.remaining_p50_s)
-        return self.done_frac + (1.0 - self.done_frac) * gone
 
 
 class LaunchFiles:
@@ -155,21 +131,16 @@ class LaunchFiles:
             **texts,
         )
 
-    def forecast(self) -> NewestForecast | None:
+    def forecast(self) -> Forecast | None:
         """Return the newest forecast of this launch; None before the first."""
-        forecast_file = typed(ForecastFile, self._read(FORECAST) or {})
-        done, remaining = forecast_file.steps_done, forecast_file.steps_left
-        if remaining <= 0:
-            return None
+        newest = decoded_or_empty(Forecast, self._read(FORECAST))
+        return newest if newest.steps_left > 0 and newest.remaining_high_s <= LONGEST_S else None
+
+    def longest_save_s(self) -> float:
+        """Return the time of the longest save of this launch; 0 before the first."""
         saves = (self._read("request.json") or {}).get("save_times_s")
-        longest_s = max(map(_time_s, saves), default=0.0) if isinstance(saves, list) else 0.0
-        return NewestForecast(
-            now_unix_s=forecast_file.now_unix_s,
-            remaining_p95_s=_time_s(forecast_file.remaining_high_s),
-            remaining_p50_s=_time_s(forecast_file.remaining_s),
-            done_frac=done / (done + remaining),
-            longest_save_s=longest_s,
-        )
+        times = saves if isinstance(saves, list) else []
+        return max(0.0, *(finite_number(one, LONGEST_S) for one in (0.0, *times)))
 
     def advised_command(self) -> tuple[str, ...]:
         """Return the command line with the advised layout from ``decision.json``; empty without
@@ -192,7 +163,3 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
     except (OSError, ValueError):
         return None
     return file_stat.st_ino, file_stat.st_mtime_ns, file_stat.st_size
-
-
-def _time_s(value: object) -> float:
-    return max(0.0, finite_number(value, LONGEST_S))

@@ -17,15 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...calib.errors import ForerunError
 from ...calib.records.files import CREATED, is_ours, refuse_foreign, replace_by, replace_file
 from ...calib.records.iso_times import with_iso_times
 from ...calib.records.run_values import LAUNCH, RUNS
+from ...calib.workload.config_json import decode
 from ...hooks.process.host_wandb import FORECAST as FORECAST
 from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
 from .run_folders import finite_number, read_object
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from ...hooks.process.settings import CompanionSettings
 
 
-_T = TypeVar("_T", "StatusFile", "ForecastFile")
+_T = TypeVar("_T")
 
 OWNER, STATUS, FORECASTS = "owner.json", "status.json", "forecasts.jsonl"
 SCHEMA = 1
@@ -371,46 +373,16 @@ class StatusFile:
         return with_iso_times({"schema": SCHEMA, **CREATED, **stamp, **value})
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForecastFile:
-    """Forecast of the run's end.  Intervals are 90 %; ``p95`` is exceeded with 5 % probability; 0
-    if not stated."""
-
-    now_unix_s: float = 0.0
-    """Time of the forecast."""
-    steps_done: int = 0
-    steps_left: int = 0
-    step_time_s: float = 0.0
-    step_low_s: float = 0.0
-    """Interval of the mean step."""
-    step_high_s: float = 0.0
-    single_low_s: float = 0.0
-    """Interval of the next single step."""
-    single_high_s: float = 0.0
-    elapsed_s: float = 0.0
-    remaining_s: float = 0.0
-    remaining_low_s: float = 0.0
-    remaining_high_s: float = 0.0
-    total_s: float = 0.0
-    finish_p50_unix_s: float = 0.0
-    finish_p95_unix_s: float = 0.0
-
-
 def status_of(value: Mapping[str, Any]) -> StatusFile:
     """Return the status in a file's object; an unknown phase is read as ``GONE``."""
-    known = {phase.value: phase for phase in Phase}
-    phase = known.get(str(value.get("phase")), Phase.GONE)
-    return replace(typed(StatusFile, value), phase=phase)
+    known = [phase.value for phase in Phase]
+    phase = value.get("phase") if value.get("phase") in known else Phase.GONE
+    return decoded_or_empty(StatusFile, {**value, "phase": phase})
 
 
-def typed(kind: type[_T], value: Mapping[str, Any]) -> _T:
-    """Read numbers and texts of a JSON object into a dataclass, by the types of its defaults;
-    values of another type and negative numbers are ignored."""
-    values: dict[str, Any] = {}
-    for one in fields(kind):
-        given, default = value.get(one.name), one.default
-        if isinstance(default, str):
-            values[one.name] = given if isinstance(given, str) else default
-        elif isinstance(default, (int, float)):
-            values[one.name] = type(default)(max(0.0, finite_number(given)))
-    return kind(**values)
+def decoded_or_empty(kind: type[_T], value: Mapping[str, Any] | None) -> _T:
+    """Return what a file's object holds; that of an empty one if it is missing or damaged."""
+    try:
+        return decode(kind, value or {})
+    except ForerunError:
+        return kind()

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ...calib.answers.answer import Answer
 from ...calib.forecast.adaptive import AdaptiveInterval
-from ...calib.forecast.evaluation import Ended, Evaluation, StepTally, evaluate
+from ...calib.forecast.batch_ratios import PredictedStep
+from ...calib.forecast.evaluation import Ended, Evaluation, evaluate, is_held
+from ...calib.forecast.forecast_record import NOMINAL_FRAC
 from ...calib.records.files import replace_by
 from ...calib.records.run_values import TIME, hours_remaining, progress
 from ...calib.units import format_frac
@@ -31,40 +33,63 @@ MAX_WAITING_STEPS = 10_000
 """Maximum number of steps buffered until the first window's prediction."""
 MAX_STORED_ERRORS = 4000
 """Maximum number of errors stored for medians."""
-MAX_STORED_POINTS = 2000
-"""Maximum number of steps that a chart shows."""
 MAX_STORED_STEPS = 20_000
 """Maximum number of steps in ``steps.parquet``: half a megabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """One step as reported by the training process."""
+    """One step as reported by the training process, and as it was predicted."""
 
     iteration: int
     """The step's number as the host prints it, from 1."""
     time_s: float
-    window: int | None
-    is_after_window: bool
-    is_hooked: bool
-    flags: tuple[str, ...]
+    window: int = -1
+    """Window of the step; -1 outside windows."""
+    is_after_window: bool = False
+    is_hooked: bool = False
+    flags: tuple[str, ...] = ()
     unix_s: float = 0.0
     """End of the step."""
     is_disturbed: bool = False
     """True if the companion was computing at that time, on a processor that training may need."""
+    predicted: PredictedStep | None = None
+    """Earlier prediction; None if there was none."""
 
     @staticmethod
     def from_event(event: dict[str, Any]) -> LoggedStep:
         """Return the row of a ``step`` event."""
+        window = event.get("window")
         return LoggedStep(
             iteration=int(event["step"]) + 1,
             time_s=float(event["time_s"]),
-            window=event.get("window"),
+            window=-1 if window is None else window,
             is_after_window=bool(event.get("is_after_window")),
             is_hooked=bool(event.get("is_hooked")),
             flags=tuple(event.get("flags") or ()),
             unix_s=float(event.get("unix_s") or 0.0),
         )
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Row of ``steps.parquet``; what is not known is NaN."""
+        predicted = self.predicted or _UNPREDICTED
+        return {
+            "iteration": self.iteration,
+            "window": self.window,
+            "unix_s": self.unix_s or math.nan,
+            "step_time_s": self.time_s,
+            "predicted_s": predicted.time_s,
+            "low_s": predicted.low_s,
+            "high_s": predicted.high_s,
+            "is_hooked": self.is_hooked,
+            "is_disturbed": self.is_disturbed,
+            "flags": ",".join(self.flags),
+        }
+
+
+_UNPREDICTED = PredictedStep(time_s=math.nan, low_s=math.nan, high_s=math.nan)
+_COLUMNS = [*LoggedStep(iteration=0, time_s=0.0).columns]
 
 
 class ThinnedValues(Generic[_T]):
@@ -86,52 +111,23 @@ class ThinnedValues(Generic[_T]):
 
 @dataclass(slots=True)
 class Score:
-    """Signed errors of the predicted step, and coverage of its 90 % interval."""
+    """Signed errors of the predicted step, and coverage of its intervals."""
 
     num_scored: int = 0
-    num_inside: int = 0
+    num_inside: dict[str, int] = field(
+        default_factory=lambda: {str(share): 0 for share in NOMINAL_FRAC}
+    )
+    """Number of steps within each nominal interval."""
     errors_frac: ThinnedValues[float] = field(
         default_factory=lambda: ThinnedValues(MAX_STORED_ERRORS)
     )
 
-    def add(
-        self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
-    ) -> dict[str, float]:
-        """Score a step after the window and return the values to log; steps with flags do not
-        count.
-
-        ``interval`` is derived from the preceding steps, if there are enough.  The answer's value
-        is older than these steps, so it is clamped to the interval.
-        """
-        predicted = answer.predicted_step(row.iteration)
-        if interval is not None:
-            low_s, high_s = interval
-            time_s = min(max(predicted.time_s, low_s), high_s)
-            predicted = replace(predicted, time_s=time_s, low_s=low_s, high_s=high_s)
-        error_frac = predicted.time_s / row.time_s - 1.0
-        inside = predicted.low_s <= row.time_s <= predicted.high_s
-        if not row.flags:
-            self.errors_frac.add(error_frac)
-            self.num_scored += 1
-            self.num_inside += inside
-        values = {
-            "step_time_predicted_s": predicted.time_s,
-            "step_time_predicted_low_s": predicted.low_s,
-            "step_time_predicted_high_s": predicted.high_s,
-            "step_time_error_frac": error_frac,
-            "is_in_interval": float(inside),
-            **answer.rates_of(row.time_s, row.iteration),
-        }
-        if answer.modelled is not None:
-            values["step_time_modelled_s"] = answer.modelled.step_at(row.iteration).time_s
-        if answer.has_finish:
-            values["finish_p50_unix_s"] = answer.forecast.finish_p50_unix_s
-            values["finish_p95_unix_s"] = answer.forecast.finish_p95_unix_s
-            if row.unix_s:
-                values["eta_h"] = hours_remaining(answer.forecast.finish_p50_unix_s, row.unix_s)
-        if (overhead := answer.measured.overhead) is not None:
-            values |= overhead.values
-        return values | answer.decision_values
+    def add(self, time_s: float, predicted: PredictedStep) -> None:
+        """Score a step."""
+        self.num_scored += 1
+        self.errors_frac.add(predicted.error_frac(time_s))
+        for share, is_inside in is_held(time_s, predicted.low_s, predicted.high_s).items():
+            self.num_inside[share] += is_inside
 
     def summary(self) -> dict[str, Any]:
         """Return the score as a mapping; empty before the first scored step."""
@@ -141,8 +137,48 @@ class Score:
             "num_scored_steps": self.num_scored,
             "step_time_error_median_frac": median(self.errors_frac.values),
             "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac.values),
-            "interval_coverage_frac": self.num_inside / self.num_scored,
+            "interval_coverage_frac": self.num_inside["0.9"] / self.num_scored,
         }
+
+
+def _predicted(
+    answer: Answer, iteration: int, interval: tuple[float, float] | None
+) -> PredictedStep:
+    """Return the prediction of a step.
+
+    ``interval`` is derived from the preceding steps, if there are enough.  The answer's value is
+    older than these steps, so it is clamped to the interval.
+    """
+    predicted = answer.predicted_step(iteration)
+    if interval is None:
+        return predicted
+    low_s, high_s = interval
+    time_s = min(max(predicted.time_s, low_s), high_s)
+    return PredictedStep(time_s=time_s, low_s=low_s, high_s=high_s)
+
+
+def _predicted_values(
+    row: LoggedStep, predicted: PredictedStep, answer: Answer
+) -> dict[str, float]:
+    """Return the values to log of a predicted step."""
+    values = {
+        "step_time_predicted_s": predicted.time_s,
+        "step_time_predicted_low_s": predicted.low_s,
+        "step_time_predicted_high_s": predicted.high_s,
+        "step_time_error_frac": predicted.error_frac(row.time_s),
+        "is_in_interval": float(predicted.low_s <= row.time_s <= predicted.high_s),
+        **answer.rates_of(row.time_s, row.iteration),
+    }
+    if answer.modelled is not None:
+        values["step_time_modelled_s"] = answer.modelled.step_at(row.iteration).time_s
+    if answer.has_finish:
+        values["finish_p50_unix_s"] = answer.forecast.finish_p50_unix_s
+        values["finish_p95_unix_s"] = answer.forecast.finish_p95_unix_s
+        if row.unix_s:
+            values["eta_h"] = hours_remaining(answer.forecast.finish_p50_unix_s, row.unix_s)
+    if (overhead := answer.measured.overhead) is not None:
+        values |= overhead.values
+    return values | answer.decision_values
 
 
 def score_line(summary: Mapping[str, Any]) -> str:
@@ -157,53 +193,6 @@ def score_line(summary: Mapping[str, Any]) -> str:
         f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
         f"of {num_steps:.0f}; their 90 % intervals contained {coverage} of them"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPoint:
-    """Measured step with its earlier prediction, if any."""
-
-    iteration: int
-    time_s: float
-    predicted_s: float | None = None
-    """Predicted step time; None if not predicted, as for the interval."""
-    low_s: float | None = None
-    high_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenStep:
-    """Row of ``steps.parquet``: a step with its earlier prediction."""
-
-    iteration: int
-    window: int
-    """Window of the step; -1 outside windows."""
-    unix_s: float
-    """End of the step."""
-    step_time_s: float
-    predicted_s: float
-    """Predicted step time; NaN if not predicted, as for the interval."""
-    low_s: float
-    high_s: float
-    is_hooked: bool
-    is_disturbed: bool
-    flags: str
-
-    @staticmethod
-    def of(row: LoggedStep, logged: Mapping[str, float]) -> SeenStep:
-        """Return the row of a step and its logged values."""
-        return SeenStep(
-            iteration=row.iteration,
-            window=-1 if row.window is None else row.window,
-            unix_s=row.unix_s or math.nan,
-            step_time_s=row.time_s,
-            predicted_s=logged.get("step_time_predicted_s", math.nan),
-            low_s=logged.get("step_time_predicted_low_s", math.nan),
-            high_s=logged.get("step_time_predicted_high_s", math.nan),
-            is_hooked=row.is_hooked,
-            is_disturbed=row.is_disturbed,
-            flags=",".join(row.flags),
-        )
 
 
 class RunLog:
@@ -224,9 +213,7 @@ class RunLog:
         self._log = log
         self._waiting: deque[LoggedStep] = deque()
         self._next_step = AdaptiveInterval()
-        self._points = ThinnedValues[StepPoint](MAX_STORED_POINTS)
-        self._seen = ThinnedValues[SeenStep](MAX_STORED_STEPS)
-        self._tally = StepTally()
+        self._seen = ThinnedValues[LoggedStep](MAX_STORED_STEPS)
         self._last_step_unix_s = 0.0
         self._iteration = 0
 
@@ -261,35 +248,26 @@ class RunLog:
                 values[TIME] = row.unix_s
             if row.is_after_window and answer is not None:
                 interval = self._next_step.interval() if is_live else None
-                values |= self.score.add(row, answer, interval)
+                predicted = _predicted(answer, row.iteration, interval)
+                row = replace(row, predicted=predicted)
+                values |= _predicted_values(row, predicted, answer)
             values |= level()
-            self._keep(row, values)
+            self._keep(row)
             if not row.flags and not row.is_hooked:
                 self._next_step.add(row.time_s)
             if row.iteration in self.size_ends:
                 self._next_step = AdaptiveInterval()
             self._log(row.iteration, values)
 
-    def _keep(self, row: LoggedStep, logged: Mapping[str, float]) -> None:
+    def _keep(self, row: LoggedStep) -> None:
         self._last_step_unix_s = row.unix_s or self._last_step_unix_s
         self._iteration = max(self._iteration, row.iteration)
-        self._seen.add(SeenStep.of(row, logged))
-        if row.flags:
-            return
-        names = ("predicted_s", "predicted_low_s", "predicted_high_s")
-        predicted_s, low_s, high_s = (logged.get(f"step_time_{name}") for name in names)
-        if low_s is not None and high_s is not None:
-            self._tally.add(row.time_s, low_s, high_s)
-        interval = {"predicted_s": predicted_s, "low_s": low_s, "high_s": high_s}
-        self._points.add(StepPoint(iteration=row.iteration, time_s=row.time_s, **interval))
+        self._seen.add(row)
+        if row.predicted is not None and not row.flags:
+            self.score.add(row.time_s, row.predicted)
 
     @property
-    def points(self) -> list[StepPoint]:
-        """Steps without flags, evenly spaced over the run."""
-        return self._points.values
-
-    @property
-    def seen(self) -> list[SeenStep]:
+    def seen(self) -> list[LoggedStep]:
         """All steps; of many, an evenly spaced sample."""
         return self._seen.values
 
@@ -298,7 +276,7 @@ class RunLog:
         made = read_forecasts(place.directory).made.get(place.run_id, ())
         if not made or not self._iteration:
             return None
-        steps_total = made[-1].iteration + made[-1].steps_left
+        steps_total = made[-1].steps_done + made[-1].steps_left
         ended = self.ended(place.run_id, end_unix_s, steps_total)
         append_end(place, ended)
         return evaluate(made, ended)
@@ -312,8 +290,8 @@ class RunLog:
             end_unix_s=max(end_unix_s, last_unix_s),
             iteration=self._iteration,
             steps_total=steps_total,
-            num_steps=self._tally.num_steps,
-            num_inside=dict(self._tally.num_inside),
+            num_steps=self.score.num_scored,
+            num_inside=dict(self.score.num_inside),
         )
 
 
@@ -322,9 +300,8 @@ def write_steps(place: Place, run_log: RunLog) -> None:
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
-    columns = {
-        name: [getattr(one, name) for one in run_log.seen] for name in SeenStep.__dataclass_fields__
-    }
+    rows = [one.columns for one in run_log.seen]
+    columns = {name: [row[name] for row in rows] for name in _COLUMNS}
     whole = pa.table(columns).replace_schema_metadata(
         {_SCHEMA_KEY: str(SCHEMA).encode(), _RUN_KEY: place.run_id.encode()}
     )
@@ -332,7 +309,7 @@ def write_steps(place: Place, run_log: RunLog) -> None:
 
 
 def read_steps(directory: Path, run_id: str) -> pd.DataFrame | None:
-    """Read the steps of a run, one column per field of ``SeenStep``.
+    """Read the steps of a run, one column per key of ``LoggedStep.columns``.
 
     None if there is no file; files that are damaged, of a newer schema or of another run are
     skipped.
@@ -349,7 +326,7 @@ def read_steps(directory: Path, run_id: str) -> pd.DataFrame | None:
             metadata = whole.schema.metadata or {}
             if metadata.get(_RUN_KEY) != run_id.encode() or int(metadata[_SCHEMA_KEY]) > SCHEMA:
                 continue
-            return whole.select(list(SeenStep.__dataclass_fields__)).to_pandas(ignore_metadata=True)
+            return whole.select(_COLUMNS).to_pandas(ignore_metadata=True)
         except (OSError, ValueError, LookupError, TypeError, pa.ArrowException):
             continue
     return None

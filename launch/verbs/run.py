@@ -202,8 +202,8 @@ def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> dic
     is_done = outcome.child_code == 0 and ending.stopped is None and not outcome.request_reason
     if forecast is None or is_done:
         return None
-    remaining_s = forecast.remaining_s(ending.forecast_age_s)
-    lost_s = ending.startup_s + forecast.longest_save_s + options.margin_s
+    remaining_s = forecast.remaining_after_s(ending.forecast_age_s)
+    lost_s = ending.startup_s + ending.longest_save_s + options.margin_s
     wall_s = wall_s or options.allocation.length_s
     job = {
         "left_p95_s": remaining_s,

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Ended
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.plain_json import JsonObject
 from ...calib.records.iso_times import Action, action_text, iso_time, with_iso_times
 from ...calib.records.run_values import LAUNCH, MARKER, RUNS
@@ -30,12 +31,11 @@ from ..store.publishing import (
     OWNER,
     STALE_S,
     STATUS,
-    ForecastFile,
     Phase,
     StatusFile,
+    decoded_or_empty,
     is_live,
     status_of,
-    typed,
 )
 from ..store.run_folders import finite_number, missing_run_message, read_object, top_of
 from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, print_notes
@@ -220,7 +220,7 @@ class _Launch:
         self._values = {
             name: value for name, value in values.items() if value.get("run_id") == self._run_id
         }
-        self._ahead = typed(ForecastFile, self._values.get(FORECAST, {}))
+        self._ahead = decoded_or_empty(Forecast, self._values.get(FORECAST))
         self._now = status_of(self._values[STATUS]) if STATUS in self._values else None
 
     def status(
@@ -229,9 +229,7 @@ class _Launch:
         """Return the status at a time; ``owner`` is the claim on the directory's top level."""
         ahead, now, ended = self._ahead, self._now, logged.ended.get(self._run_id)
         done, total = self._steps(logged, ended)
-        heard = (
-            ahead.now_unix_s if ended is None else max(0.0, finite_number(ended.last_step_unix_s))
-        )
+        heard = ahead.now_unix_s if ended is None else ended.last_step_unix_s
         heard = heard if now is None else now.heard_unix_s
         claim = owner if owner.get("run_id") == self._run_id else {}
         state = self._state(claim, now_unix_s, done, total, is_ended=ended is not None)
@@ -260,15 +258,16 @@ class _Launch:
     def _steps(self, logged: Logged, ended: Ended | None) -> tuple[int, int]:
         """Return the number of steps done and of all steps; 0 if unknown."""
         now, ahead = self._now or StatusFile(), self._ahead
-        known: list[tuple[float, float]] = [(now.iteration, now.steps_total)]
+        known = [(now.iteration, now.steps_total)]
         if ended is not None:
             known.append((ended.iteration, ended.steps_total))
-        is_known = ahead.finish_p50_unix_s > 0  # without a finish, no steps are left to count
-        known.append((ahead.steps_done, (ahead.steps_done + ahead.steps_left) * is_known))
+        if ahead.finish_p50_unix_s > 0:  # without a finish, no steps are left to count
+            known.append((ahead.steps_done, ahead.steps_done + ahead.steps_left))
+        else:
+            known.append((ahead.steps_done, 0))
         for one in logged.made.get(self._run_id, ())[-1:]:
-            known.append((one.iteration, one.iteration + one.steps_left))
-        pairs = [[int(max(0.0, finite_number(value))) for value in pair] for pair in known]
-        return max(done for done, _ in pairs), next((total for _, total in pairs if total), 0)
+            known.append((one.steps_done, one.steps_done + one.steps_left))
+        return max(0, *(done for done, _ in known)), next((n for _, n in known if n > 0), 0)
 
     def _state(
         self, claim: Mapping[str, Any], now_unix_s: float, done: int, total: int, *, is_ended: bool

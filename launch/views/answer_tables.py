@@ -148,7 +148,7 @@ def _measured(answer: Answer) -> Iterator[ReportTable]:
     yield table_of(
         "left",
         "Rest of the run" if answer.end.steps_total else "Rest of this pass",
-        ahead.parts if answer.end.horizon else (),
+        ahead.breakdown if answer.end.horizon else (),
         {
             "part": lambda part: part.name,
             "how many": lambda part: count_cell(part.num_left),

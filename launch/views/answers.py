@@ -21,7 +21,8 @@ from ...calib.answers.finish_line import duration_s, ended_text, format_moment
 from ...calib.answers.request import Request
 from ...calib.answers.step_traces import PREDICTED, step_trace
 from ...calib.answers.transcript import PREFIX, run_line
-from ...calib.forecast.evaluation import Evaluation, PastForecast
+from ...calib.forecast.evaluation import Evaluation
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.forecast.rates import remaining_run_cost
 from ...calib.records.files import CREATED, OPEN, PRIVATE, write_json, write_text
 from ...calib.records.iso_times import with_iso_times
@@ -31,10 +32,10 @@ from ...calib.timeline.items import MeasuredSpan
 from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process.host_wandb import FORECAST
 from ...leaves import leaf
-from ..store.forecast_log import append_forecast, finish_line, read_forecasts
+from ..store.forecast_log import append_forecast, read_forecasts
 from ..store.publishing import FORECASTS, Place, write_each
 from ..store.run_folders import SAMPLES
-from ..store.run_log import MAX_STORED_POINTS, STEPS, RunLog, StepPoint, write_steps
+from ..store.run_log import STEPS, LoggedStep, RunLog, write_steps
 from ..views._canvas import CHART, Drawing, schemes
 from ..views.charts import (
     finish_chart,
@@ -140,8 +141,8 @@ class Page:
 
     answer: Answer
     notes: Sequence[str] = ()
-    steps: Sequence[StepPoint] = ()
-    made: Sequence[PastForecast] = ()
+    steps: Sequence[LoggedStep] = ()
+    made: Sequence[Forecast] = ()
     track: Evaluation | None = None
     """Evaluation of forecasts, once the run has ended."""
     end_unix_s: float | None = None
@@ -162,10 +163,11 @@ def page_of(directory: Path, answer: Answer, run_log: RunLog | None = None) -> P
     logged, run_id = read_forecasts(directory), answer.measured.run_id
     problems = tuple(dict.fromkeys((*answer.problems, *logged.problems)))
     ended = logged.ended.get(run_id)
+    steps = [row for row in run_log.seen if not row.flags] if run_log else []
     return Page(
         answer=answer,
         notes=notes_of(replace(answer, problems=problems)),
-        steps=run_log.points if run_log and run_log.points else _window_steps(answer),
+        steps=steps or _window_steps(answer),
         made=logged.made.get(run_id, ()),
         track=logged.track(run_id),
         end_unix_s=ended.end_unix_s if ended is not None and ended.is_complete else None,
@@ -209,7 +211,7 @@ def render(page: Page, *, directory: str = "DIR") -> str:
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=_card(page, directory),
-        score=finish_line(page.track) if page.track is not None else "",
+        score=page.track.line if page.track is not None else "",
         tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables},
         advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
         misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
@@ -228,24 +230,16 @@ def _text(name: str) -> str:
     return home.joinpath(name).read_text(encoding="utf-8")
 
 
-def _window_steps(answer: Answer) -> list[StepPoint]:
+def _window_steps(answer: Answer) -> list[LoggedStep]:
     """Return clean steps of windows without hooks, of the first rank that has them."""
     run_steps = answer.measured.clean_steps
     run_steps = run_steps[~run_steps["is_hooked"]]
-    run_steps = run_steps[run_steps["rank"] == run_steps["rank"].min()].tail(MAX_STORED_POINTS)
-    points = []
-    for step, time_s in zip(run_steps["step"], run_steps["time_s"], strict=True):
-        predicted = answer.predicted_step(int(step) + 1)
-        points.append(
-            StepPoint(
-                iteration=int(step) + 1,
-                time_s=float(time_s),
-                predicted_s=predicted.time_s,
-                low_s=predicted.low_s,
-                high_s=predicted.high_s,
-            )
-        )
-    return points
+    run_steps = run_steps[run_steps["rank"] == run_steps["rank"].min()]
+    numbers = (int(step) + 1 for step in run_steps["step"])
+    return [
+        LoggedStep(iteration=n, time_s=float(time_s), predicted=answer.predicted_step(n))
+        for n, time_s in zip(numbers, run_steps["time_s"], strict=True)
+    ]
 
 
 def _card(page: Page, directory: str) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import TypeAlias
 from ...calib.advice.explanation import Difference, Explained, Explanation, TermTime
 from ...calib.advice.planning import Candidate, Plan
 from ...calib.answers.finish_line import format_moment
-from ...calib.forecast.evaluation import PastForecast
+from ...calib.forecast.forecast_record import Forecast
 from ...calib.memory.peak import Verdict
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
-from ..store.run_log import StepPoint
+from ..store.run_log import LoggedStep
 from ._canvas import (
     Canvas,
     Drawing,
@@ -40,20 +40,20 @@ _NEAR = 3.0
 _Box: TypeAlias = "tuple[float, float, float, float]"
 
 
-def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
+def steps_chart(points: Sequence[LoggedStep], width: int) -> Drawing | None:
     """Chart measured and predicted step times; None for fewer than two steps."""
     if len(points) < 2:
         return None
     text, points = _steps_text(points), _thinned(points)
-    predicted = [(p.iteration, p.low_s, p.predicted_s or 0.0, p.high_s) for p in points]
-    predicted = [(n, low, mid, high) for n, low, mid, high in predicted if None not in (low, high)]
+    known = ((p.iteration, p.predicted) for p in points)
+    predicted = [(n, one.low_s, one.time_s, one.high_s) for n, one in known if one is not None]
     factor, unit = seconds_unit(max(p.time_s for p in points))
     legend = [("measured", "orange-dots")]
     if predicted:
         legend += [("predicted", "blue-line"), ("90 % interval", "blue-band")]
     # A single stall would flatten all else, so outliers are clipped to the top.
     usual = sorted(p.time_s for p in points)[: max(1, int(0.98 * len(points)))]
-    low, high = padded([*usual, *(end or 0.0 for row in predicted for end in (row[1], row[3]))])
+    low, high = padded([*usual, *(end for row in predicted for end in (row[1], row[3]))])
     plot = Plot(
         (width, 300),
         legend,
@@ -71,28 +71,25 @@ def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
     return plot.finished("Each step, measured and predicted", text)
 
 
-def _steps_text(points: Sequence[StepPoint]) -> str:
+def _steps_text(points: Sequence[LoggedStep]) -> str:
     middle = sorted(p.time_s for p in points)[len(points) // 2]
     text = f"{len(points)} steps, median {format_time(middle)}"
-    predicted = [p for p in points if p.low_s is not None and p.high_s is not None]
+    predicted = [(p.time_s, p.predicted) for p in points if p.predicted is not None]
     if predicted:
-        covered_frac = sum(
-            (p.low_s or 0.0) <= p.time_s <= (p.high_s or 0.0) for p in predicted
-        ) / len(predicted)
+        num_inside = sum(one.low_s <= time_s <= one.high_s for time_s, one in predicted)
+        covered_frac = num_inside / len(predicted)
         text += f"; the 90 % intervals contained {format_frac(covered_frac)} of the predicted ones"
     return text
 
 
-def finish_chart(
-    made: Sequence[PastForecast], end_unix_s: float | None, width: int
-) -> Drawing | None:
+def finish_chart(made: Sequence[Forecast], end_unix_s: float | None, width: int) -> Drawing | None:
     """Chart forecasts of the end with their intervals, and the actual end if known; None for a
     single point."""
     every = [one for one in made if one.steps_left > 0]
     if not every or len(every) + bool(end_unix_s) < 2:
         return None
     made = _thinned(every)
-    at = [one.iteration for one in made]
+    at = [one.steps_done for one in made]
     lows, highs = ([getattr(one, f"finish_{end}_unix_s") for one in made] for end in ("low", "p95"))
     low, high = padded([*lows, *highs, *([end_unix_s] if end_unix_s else [])], 0.1)
     last = at[-1] + made[-1].steps_left if end_unix_s else at[-1]
@@ -113,14 +110,13 @@ def finish_chart(
     plot.path(middle, "blue-line")
     plot.dots(middle if len(middle) <= 40 else middle[-1:], "blue-dots")
     newest, has_seconds = every[-1], high - low < _SHOW_SECONDS_BELOW_S
-    end = format_moment(newest.finish_p50_unix_s, newest.unix_s, has_seconds=has_seconds)
+    end = format_moment(newest.finish_p50_unix_s, newest.now_unix_s, has_seconds=has_seconds)
     which = f"newest of {len(every):,} forecasts" if len(every) > 1 else "one forecast"
-    text = f"The {which}, after step {newest.iteration:,}, says {end}"
+    text = f"The {which}, after step {newest.steps_done:,}, says {end}"
     if end_unix_s:
         plot.limit(y=end_unix_s)
-        text += (
-            f"; the run ended {format_moment(end_unix_s, newest.unix_s, has_seconds=has_seconds)}"
-        )
+        ended = format_moment(end_unix_s, newest.now_unix_s, has_seconds=has_seconds)
+        text += f"; the run ended {ended}"
     return plot.finished("End of the run by each forecast", text)
 
 

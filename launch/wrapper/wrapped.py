@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...calib.forecast.forecast_record import Forecast
 from ...hooks.process.launch_identity import LAUNCH_ID
 from ..known.scheduler import ask_slurm
 from ..options.flags import LIMIT, REQUESTS
-from ..store.launch_files import LaunchFiles, NewestForecast, Stopped
+from ..store.launch_files import LaunchFiles, Stopped
 from ._children import END, WARN, ProcessTree, SignalInbox
 from .log_lines import log_line
 from .slurm import GIVEN, Allocation, allocation
@@ -52,7 +53,8 @@ class Ending:
     """Content of the files when the command has ended; times are of the monotonic clock."""
 
     stopped: Stopped | None = None
-    forecast: NewestForecast | None = None
+    forecast: Forecast | None = None
+    longest_save_s: float = 0.0
     forecast_age_s: float = 0.0
     startup_s: float = 0.0
     """Seconds to the first forecast: start-up, and the steps that it is based on."""
@@ -301,6 +303,7 @@ class FileWatch:
 
     def _look_at_forecast(self) -> None:
         newest, ending = self._files.forecast(), self._ending
+        ending.longest_save_s = self._files.longest_save_s()
         if newest is None or newest == ending.forecast:
             return
         self._seen_s = time.monotonic()
@@ -308,7 +311,7 @@ class FileWatch:
             ending.startup_s = self._seen_s - self._start_s
         ending.forecast = newest
         until_s = _NEVER_S if self.limit_s is None else self.limit_s - self._seen_s
-        if not self._has_warned and newest.remaining_s(until_s) > 0:
+        if not self._has_warned and newest.remaining_after_s(until_s) > 0:
             self._has_warned = True
             done = newest.done_frac_after(until_s)
             log_line(f"will not finish in this allocation: {done * 100:.0f} % done at the limit")
@@ -316,10 +319,10 @@ class FileWatch:
     def _look_at_limit(self) -> None:
         """Check if the limit is near: two of the longest saves plus the margin, at most half the
         time."""
-        limit_s, forecast = self.limit_s, self._ending.forecast
+        limit_s = self.limit_s
         if limit_s is None or self.is_limit_near:
             return
-        lead_s = 2.0 * (forecast.longest_save_s if forecast else 0.0) + self._options.margin_s
+        lead_s = 2.0 * self._ending.longest_save_s + self._options.margin_s
         lead_s = min(lead_s, 0.5 * max(0.0, limit_s - self._start_s))
         if time.monotonic() < limit_s - lead_s:
             return

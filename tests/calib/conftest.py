@@ -15,7 +15,8 @@ from tiny_shape import run_of
 
 from forerun.calib.advice.planning import Plan, plan
 from forerun.calib.fit.estimates import Estimates, Source
-from forerun.calib.forecast.forecasts import Forecast, forecast
+from forerun.calib.forecast.forecast_record import Forecast
+from forerun.calib.forecast.forecasts import forecast
 from forerun.calib.search.results import MemoryBudget
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import RunConfig

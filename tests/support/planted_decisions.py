@@ -19,7 +19,8 @@ from tiny_shape import SMALL
 from forerun.calib.advice.decision import Action, Decision, decide
 from forerun.calib.advice.planning import Candidate, Plan
 from forerun.calib.fit.estimates import Source
-from forerun.calib.forecast.forecasts import DRIFT_FRAC, Forecast, forecast
+from forerun.calib.forecast.forecast_record import Forecast
+from forerun.calib.forecast.forecasts import DRIFT_FRAC, forecast
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig

@@ -17,7 +17,8 @@ from forerun.calib.advice.decision import (
     saving_probability,
 )
 from forerun.calib.advice.planning import Candidate, Plan
-from forerun.calib.forecast.forecasts import Forecast, RemainingTime
+from forerun.calib.forecast._remaining_time import RemainingTime
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.calib.memory.peak import Verdict
 from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.steps.model import MISFIT

@@ -14,7 +14,7 @@ from scipy import integrate, stats
 
 from forerun.calib.advice.decision import Action, decide, selection_bias_log
 from forerun.calib.advice.planning import Candidate, Plan
-from forerun.calib.forecast.forecasts import Forecast
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.calib.regressors.estimate import Estimate
 from forerun.calib.workload.run_options import Goals
 

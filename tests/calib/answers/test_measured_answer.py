@@ -58,7 +58,7 @@ def test_evaluations_and_saves_go_on_as_often_as_so_far(tmp_path: Path) -> None:
     forecast = answer(tmp_path, LOOP, eval_times_s=(0.5,) * 4, save_times_s=(2.0,) * 2).forecast
     extra_s = 6 * 0.5 + 3 * 2.0  # of 60 steps, where 40 had 4 and 2
     assert forecast.remaining_s == pytest.approx((TOTAL - DONE) * STEP_S + extra_s)
-    assert {part.name: part.num_left for part in forecast.parts} == {
+    assert {part.name: part.num_left for part in forecast.breakdown} == {
         "steps": 60,
         "evaluations": 6,
         "saves": 3,

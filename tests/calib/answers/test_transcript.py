@@ -26,8 +26,9 @@ from forerun.calib.answers.transcript import (
     run_line,
     with_prefix,
 )
+from forerun.calib.forecast._remaining_time import RemainingTime
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.calib.forecast.forecasts import Forecast, RemainingTime
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.calib.forecast.rates import Throughput
 from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict

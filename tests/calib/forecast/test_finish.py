@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.calib.forecast.forecasts import Failures, RemainingTime, learned_mtbf_s
+from forerun.calib.forecast._remaining_time import Failures, RemainingTime, learned_mtbf_s
 
 
 @pytest.mark.parametrize("mtbf_s", [500.0, 5_000.0, 500_000.0])
@@ -32,7 +32,7 @@ def test_without_noise_the_time_is_certain():
 def test_nodes_integrate_the_mean():
     failures = Failures(mtbf_s=3_000.0, restart_s=600.0)
     remaining = RemainingTime.with_failures(6_000.0, 100.0, failures)
-    assert remaining.nodes(400).mean() == pytest.approx(remaining.mean_s, rel=0.01)
+    assert np.mean(remaining.nodes(400)) == pytest.approx(remaining.mean_s, rel=0.01)
 
 
 def test_failures_that_were_seen_outweigh_the_prior():

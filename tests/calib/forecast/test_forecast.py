@@ -12,9 +12,9 @@ from planted_steps import estimate_step
 from related_noise import related_noise
 
 from forerun.calib.errors import CalibrationError
+from forerun.calib.forecast._remaining_time import Failures
 from forerun.calib.forecast.forecasts import (
     Extra,
-    Failures,
     StepLoad,
     forecast,
     learned_drift_frac,

@@ -112,11 +112,11 @@ def test_steps_of_sizes_to_come_are_modelled_with_an_error(
     cadence = Cadence(train_iters=300, rampup_batch_size=(4, 4, 150), full_batch_size=16)
     seen, _ = walk(cadence, 16, stop=8)
     forecast = run_forecast(view(cadence, size=4), seen)
-    (steps,) = forecast.parts
+    (steps,) = forecast.breakdown
     assert "batch 16 modelled" in steps.provenance
     flat, _ = walk(Cadence(train_iters=300), 16, stop=8)
     sure = run_forecast(view(Cadence(train_iters=300)), flat)
-    assert steps.sigma_s / steps.time_s > sure.parts[0].sigma_s / sure.parts[0].time_s
+    assert steps.sigma_s / steps.time_s > sure.breakdown[0].sigma_s / sure.breakdown[0].time_s
 
 
 def test_two_sizes_give_those_between_and_beyond_by_a_line() -> None:
@@ -148,7 +148,7 @@ def test_failures_cost_and_price(view: Callable[..., ModelForecast]) -> None:
     rough = run_forecast(
         model_run, replace(seen, goals=Goals(mtbf_hours=0.1, price_per_gpu_hour=2.0))
     )
-    part = rough.parts[-1]
+    part = rough.breakdown[-1]
     work_s = calm.steps_s + calm.extras_s
     run_s = seen.now_unix_s
     # One failure in expectation per (given + observed without one) seconds, 600 s each and half

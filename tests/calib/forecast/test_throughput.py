@@ -11,6 +11,7 @@ from tiny_shape import SMALL
 
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.calib.forecast.rates import (
     RemainingRun,
     peak_flop_per_s,
@@ -162,12 +163,18 @@ def test_the_rest_of_a_run_is_as_many_samples_in_any_layout() -> None:
 
 
 def test_a_forecast_says_what_is_left() -> None:
-    forecast = {"remaining_s": 50.0, "now_unix_s": 7.0, "step_time_s": 1.0}
-    run = RemainingRun.from_forecast(forecast, layout(), 0.5)
+    forecast = Forecast(
+        remaining_s=50.0,
+        remaining_high_s=50.0,
+        now_unix_s=7.0,
+        step_time_s=1.0,
+        step_high_s=1.0,
+        single_high_s=1.0,
+    )
+    run = RemainingRun.of(forecast, layout(), 0.5)
     assert run is not None
     assert (run.remaining_s, run.step_time_s, run.config) == (50.0, 0.5, layout())
-    as_forecast = RemainingRun.from_forecast(forecast, layout())
+    as_forecast = RemainingRun.of(forecast, layout())
     assert as_forecast is not None
     assert as_forecast.step_time_s == 1.0
-    for value in (0.0, None, "50", float("inf")):
-        assert RemainingRun.from_forecast(forecast | {"remaining_s": value}, layout(), 0.5) is None
+    assert RemainingRun.of(Forecast(), layout(), 0.5) is None

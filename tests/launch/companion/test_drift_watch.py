@@ -29,7 +29,7 @@ class Listener:
 def rows(times_s: np.ndarray, flags: dict[int, tuple[str, ...]] | None = None) -> list[LoggedStep]:
     return [
         LoggedStep(
-            iteration=i + 1, time_s=float(time_s), window=None, is_after_window=True,
+            iteration=i + 1, time_s=float(time_s), is_after_window=True,
             is_hooked=False, flags=(flags or {}).get(i + 1, ()), unix_s=float(i),
         )
         for i, time_s in enumerate(times_s)

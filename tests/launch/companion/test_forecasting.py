@@ -41,7 +41,6 @@ def row(iteration: int, time_s: float = 0.2, *flags: str) -> LoggedStep:
     return LoggedStep(
         iteration=iteration,
         time_s=time_s,
-        window=None,
         is_after_window=True,
         is_hooked=False,
         flags=flags,

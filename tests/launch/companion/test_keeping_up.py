@@ -8,7 +8,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from companion_settings import companion_settings, started
@@ -18,7 +18,7 @@ from forerun.launch.companion._companion_loop import ClosedWindows, CompanionLoo
 from forerun.launch.companion._forecasting import NUM_RECENT_BRACKETS, ObservedRun
 from forerun.launch.companion.program import EventQueue
 from forerun.launch.sinks.sink import Sink
-from forerun.launch.store.run_log import MAX_STORED_ERRORS, MAX_WAITING_STEPS, LoggedStep, Score
+from forerun.launch.store.run_log import MAX_STORED_ERRORS, MAX_WAITING_STEPS, Score
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END = 11
@@ -107,28 +107,10 @@ def test_windows_that_follow_one_another_leave_no_problem() -> None:
     assert windows.counts() == {}
 
 
-class FakeForecast:
-    """A forecast that predicts the same for every step."""
-
-    overhead = modelled = None
-    has_finish = True
-    decision_values: ClassVar[dict[str, float]] = {}
-
-    class forecast:
-        finish_p50_unix_s = finish_p95_unix_s = 0.0
-
-    def predicted_step(self, iteration: int) -> PredictedStep:
-        return PredictedStep(time_s=1.1, low_s=0.9, high_s=1.3)
-
-    def rates_of(self, step_time_s: float, iteration: int) -> dict[str, float]:
-        return {"tokens_per_s": 1.0 / step_time_s}
-
-
 def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> None:
     score, run = Score(), ObservedRun()
     for number in range(5 * MAX_STORED_ERRORS):
-        row = LoggedStep.from_event(step(number, time_s=1.0 + number % 2))
-        score.add(row, FakeForecast())  # type: ignore[arg-type]
+        score.add(1.0 + number % 2, PredictedStep(time_s=1.1, low_s=0.9, high_s=1.3))
         run.add_bracket({"name": "eval", "time_s": 1.0})
     assert len(score.errors_frac.values) <= MAX_STORED_ERRORS
     summary = score.summary()

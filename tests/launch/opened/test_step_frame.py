@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 import forerun
-from forerun.calib.forecast.evaluation import PastForecast
+from forerun.calib.forecast._remaining_time import RemainingTime
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.calib.records.files import append_line
 from forerun.launch.opened._step_frame import COLUMNS
 from forerun.launch.store.publishing import Place
@@ -38,7 +39,7 @@ def write_step_file(directory: Path, num_steps: int) -> None:
             LoggedStep(
                 iteration=number,
                 time_s=2.0,
-                window=0 if number <= 20 else None,
+                window=0 if number <= 20 else -1,
                 is_after_window=number > 20,
                 is_hooked=number % 2 == 0 and number <= 20,
                 flags=("saved",) if number == 7 else (),
@@ -50,15 +51,14 @@ def write_step_file(directory: Path, num_steps: int) -> None:
     write_steps(Place(directory=directory, run_id=RUN), log)
 
 
-def forecast(iteration: int, step_s: float) -> PastForecast:
-    times = dict.fromkeys(("unix_s", "finish_p50_unix_s", "finish_p95_unix_s"), BEGIN_S)
-    return PastForecast(
-        run_id=RUN,
-        iteration=iteration,
+def forecast(iteration: int, step_s: float) -> Forecast:
+    return Forecast(
+        now_unix_s=BEGIN_S,
+        steps_done=iteration,
         steps_left=10,
         elapsed_s=1.0,
-        finish_low_unix_s=BEGIN_S,
-        finish_intervals_unix_s={"0.9": (BEGIN_S, BEGIN_S + 1)},
+        finish_p50_unix_s=BEGIN_S,
+        finish_p95_unix_s=BEGIN_S,
         step_time_s=step_s,
         step_low_s=step_s,
         step_high_s=step_s,
@@ -66,7 +66,7 @@ def forecast(iteration: int, step_s: float) -> PastForecast:
         single_high_s=2 * step_s,
         num_samples=5,
         is_measured=True,
-        **times,
+        remaining_time=RemainingTime.normal(0.0, 1.0),
     )
 
 
@@ -82,7 +82,9 @@ def test_recorded_steps_stand_beside_the_newest_forecast_before_each(home: Path)
     assert np.allclose(clean["step_time_s"], recorded_s)
     first, second = bare["iteration"].iloc[4], bare["iteration"].iloc[9]
     for iteration, step_s in ((second, 3.0), (first, 1.0)):
-        append_line(home / "forecasts.jsonl", forecast(int(iteration), step_s).to_json())
+        append_line(
+            home / "forecasts.jsonl", {**forecast(int(iteration), step_s).to_line(), "run_id": RUN}
+        )
     predicted_s = forerun.load(home).steps.set_index("iteration")["predicted_s"]
     assert predicted_s.loc[:first].isna().all()
     assert (predicted_s.loc[first + 1 : second] == 1.0).all()
@@ -160,5 +162,5 @@ def test_its_forecast_is_what_it_said_last(plain: Path) -> None:
     )
     assert math.isclose(run_forecast.to_json()["step_time_s"], 2.0)
     (plain / "forecast.json").write_text(json.dumps({**value, "remaining_s": "soon"}))
-    with pytest.raises(forerun.ForerunError, match="has no readable remaining_s"):
+    with pytest.raises(forerun.ForerunError, match="has no readable forecast"):
         _ = forerun.load(plain).forecast

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.forecast.evaluation import PastForecast
-from forerun.launch.store.run_log import StepPoint
+from forerun.calib.forecast.forecast_record import Forecast
+from forerun.launch.store.run_log import LoggedStep
 from forerun.launch.views._canvas import (
     DARK,
     HUES,
@@ -139,8 +139,8 @@ def test_markup_in_names_stays_text() -> None:
 
 
 def test_a_stall_does_not_press_the_other_steps_to_a_line() -> None:
-    points = [StepPoint(iteration=n, time_s=1.0 + 0.01 * (n % 3)) for n in range(100)]
-    points[40] = StepPoint(iteration=40, time_s=1000.0)
+    points = [LoggedStep(iteration=n, time_s=1.0 + 0.01 * (n % 3)) for n in range(100)]
+    points[40] = LoggedStep(iteration=40, time_s=1000.0)
     drawing = steps_chart(points, 820)
     assert drawing is not None and "1,000" not in drawing.body
     assert steps_chart([], 820) is None
@@ -184,24 +184,18 @@ def test_rows_of_a_legend_push_down_what_is_below() -> None:
     assert tops[358] > tops[820]
 
 
-def past_forecast(iteration: int, finish_unix_s: float) -> PastForecast:
-    return PastForecast(
-        run_id="run",
-        unix_s=1e9 - 60.0,
-        iteration=iteration,
+def past_forecast(iteration: int, finish_unix_s: float) -> Forecast:
+    now = 1e9 - 60.0
+    return Forecast(
+        now_unix_s=now,
+        steps_done=iteration,
         steps_left=1000 - iteration,
         elapsed_s=float(iteration),
         finish_p50_unix_s=finish_unix_s,
         finish_p95_unix_s=finish_unix_s + 5.0,
-        finish_low_unix_s=finish_unix_s - 5.0,
-        finish_intervals_unix_s={},
-        step_time_s=1.0,
-        step_low_s=0.9,
-        step_high_s=1.1,
-        single_low_s=0.9,
-        single_high_s=1.1,
-        num_samples=10,
-        is_measured=True,
+        remaining_low_s=finish_unix_s - 5.0 - now,
+        remaining_s=finish_unix_s - now,
+        remaining_high_s=finish_unix_s + 5.0 - now,
     )
 
 
@@ -219,13 +213,13 @@ def test_forecasts_are_counted_as_made_and_short_runs_end_to_the_second() -> Non
     one = finish_chart([past_forecast(5, 1e9)], 1e9 + 1, 820)
     assert one is not None and one.text.startswith("The one forecast, after step 5, says")
     assert finish_chart([past_forecast(5, 1e9)], None, 820) is None  # a single point shows nothing
-    assert steps_chart([StepPoint(iteration=1, time_s=1.0)], 820) is None
+    assert steps_chart([LoggedStep(iteration=1, time_s=1.0)], 820) is None
     far = finish_chart([past_forecast(5, 1e9), past_forecast(6, 1e9 + 1e6)], None, 820)
     assert far is not None and far.text.endswith("says Thu 20 Sep 15:33 UTC")
 
 
 def test_steps_are_counted_as_run_not_as_drawn() -> None:
-    points = [StepPoint(iteration=n, time_s=1.0) for n in range(1000)]
+    points = [LoggedStep(iteration=n, time_s=1.0) for n in range(1000)]
     drawing = steps_chart(points, 820)
     assert drawing is not None and drawing.text.startswith("1000 steps")
 

@@ -14,7 +14,7 @@ import pytest
 
 from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.request import Request
-from forerun.calib.forecast.evaluation import PastForecast
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.views.answer_tables import NUM_LAYOUTS
@@ -58,23 +58,16 @@ def page() -> Page:
     answer = analyse(table, Request(now_unix_s=1e9, last_step=11))
     page = page_of(GOLDEN, answer)
     made = [
-        PastForecast(
-            run_id=answer.measured.run_id,
-            unix_s=1e9 + at,
-            iteration=at,
+        Forecast(
+            now_unix_s=1e9 + at,
+            steps_done=at,
             steps_left=100 - at,
             elapsed_s=float(at),
             finish_p50_unix_s=1e9 + 100,
             finish_p95_unix_s=1e9 + 120,
-            finish_low_unix_s=1e9 + 90,
-            finish_intervals_unix_s={},
-            step_time_s=1.0,
-            step_low_s=0.9,
-            step_high_s=1.1,
-            single_low_s=0.8,
-            single_high_s=1.2,
-            num_samples=10,
-            is_measured=True,
+            remaining_low_s=90.0 - at,
+            remaining_s=100.0 - at,
+            remaining_high_s=120.0 - at,
         )
         for at in (10, 30, 60)
     ]

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S
 
+from forerun.calib.forecast.forecast_record import Forecast
 from forerun.launch.batch_text import time_option
-from forerun.launch.store.launch_files import LaunchFiles, NewestForecast
+from forerun.launch.store.launch_files import LaunchFiles
 from forerun.launch.wrapper.slurm import duration_s, from_scontrol, from_squeue
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")
@@ -71,18 +72,15 @@ def test_a_clock_that_is_set_moves_no_limit(tmp_path: Path) -> None:
 
 
 def test_what_is_left_goes_by_the_time_that_passed_and_not_by_the_clock() -> None:
-    newest_forecast = NewestForecast(
+    forecast = Forecast(
         now_unix_s=time.time() + 3600.0,
-        remaining_p95_s=100.0,
-        remaining_p50_s=80.0,
-        done_frac=0.25,
-        longest_save_s=0.0,
+        steps_done=25,
+        steps_left=75,
+        remaining_s=80.0,
+        remaining_high_s=100.0,
     )
-    assert (
-        newest_forecast.remaining_s(40.0),
-        newest_forecast.remaining_s(200.0),
-        newest_forecast.done_frac_after(40.0),
-    ) == (60, 0, 0.625)
+    left_s = forecast.remaining_after_s(40.0), forecast.remaining_after_s(200.0)
+    assert (*left_s, forecast.done_frac_after(40.0)) == (60, 0, 0.625)
 
 
 def test_a_request_is_younger_than_its_session_though_the_clock_was_set_back(
