@@ -8,6 +8,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -110,7 +111,8 @@ def test_windows_that_follow_one_another_leave_no_problem() -> None:
 class FakeForecast:
     """A forecast that predicts the same for every step."""
 
-    overhead = modelled = None
+    modelled = None
+    measured = SimpleNamespace(overhead=None)
     has_finish = True
     decision_values: ClassVar[dict[str, float]] = {}
 
