@@ -122,14 +122,8 @@ class LaunchFiles:
         value = self._read(MARKER)
         if value is None:
             return None
-        iteration = value.get("iteration")
-        texts = {name: str(value.get(name, "")) for name in ("run_id", "reason", "rule")}
-        return Stopped(
-            iteration=iteration if isinstance(iteration, int) else None,
-            unix_s=finite_number(value.get("unix_s")),
-            command=command_words(value.get("command")),
-            **texts,
-        )
+        command = command_words(value.get("command"))
+        return decoded_or_empty(Stopped, {**value, "command": command})
 
     def forecast(self) -> Forecast | None:
         """Return the newest forecast of this launch; None before the first."""

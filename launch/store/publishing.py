@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from ...calib.errors import ForerunError
 from ...calib.records.files import CREATED, is_ours, refuse_foreign, replace_by, replace_file
 from ...calib.records.iso_times import with_iso_times
 from ...calib.records.run_values import LAUNCH, RUNS
-from ...calib.workload.config_json import decode
+from ...calib.workload.config_json import decode, encode_fields
 from ...hooks.process.host_wandb import FORECAST as FORECAST
 from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
 from .run_folders import finite_number, read_object
@@ -369,8 +369,7 @@ class StatusFile:
 
     def to_json(self, stamp: Mapping[str, Any]) -> dict[str, Any]:
         """Return the file's content, which begins with the stamp of its run."""
-        value = {**asdict(self), "phase": self.phase.value}
-        return with_iso_times({"schema": SCHEMA, **CREATED, **stamp, **value})
+        return with_iso_times({"schema": SCHEMA, **CREATED, **stamp, **encode_fields(self)})
 
 
 def status_of(value: Mapping[str, Any]) -> StatusFile:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from forerun.calib.forecast._remaining_time import RemainingTime
 from forerun.calib.forecast.evaluation import Ended, evaluate, is_held
 from forerun.calib.forecast.forecast_record import NOMINAL_FRAC, Forecast
+from forerun.calib.forecast.forecasts import Extra
 from forerun.calib.workload.config_json import decode
 
 START_UNIX_S, TOTAL_S = 1000.0, 400.0
@@ -103,6 +105,14 @@ def test_single_steps_are_counted_at_every_level() -> None:
         num_inside.update(is_held(10.0 + float(value), 10.0 - half_s, 10.0 + half_s))
     for share in NOMINAL_FRAC:
         assert num_inside[str(share)] / 2000 == pytest.approx(share, abs=0.002)
+
+
+def test_forecasts_read_back_whole_but_for_the_distribution(
+    steady: Callable[..., Forecast],
+) -> None:
+    forecast = replace(steady(), breakdown=(Extra(name="eval", num_remaining=2, time_s=1.0).part,))
+    read = decode(Forecast, json.loads(json.dumps(forecast.to_json())))
+    assert read == replace(forecast, remaining_time=RemainingTime())
 
 
 def test_lines_read_back(steady: Callable[..., Forecast]) -> None:

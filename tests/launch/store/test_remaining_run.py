@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from forerun.calib.forecast.rates import RemainingRun
 from forerun.calib.samples.store import read_run
-from forerun.launch.store.forecast_log import read_remaining_run
+from forerun.launch.store.forecast_log import read_forecasts, read_remaining_run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+LOG = GOLDEN.parent / "megatron_forecasts" / "forecasts.jsonl"
 
 
 def test_a_directory_says_what_is_left_of_its_run(tmp_path: Path) -> None:
@@ -34,3 +37,26 @@ def test_a_directory_says_what_is_left_of_its_run(tmp_path: Path) -> None:
     assert read_remaining("another") is None
     (tmp_path / "forecast.json").write_text(json.dumps({**forecast, "remaining_s": 0.0}))
     assert read_remaining() is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"schema": 9}, "schema 9, this version reads up to 1; upgrade forerun"),
+        ({"kind": "hope"}, "kind 'hope' is not known, skipped"),
+        ({"unix_s": "soon"}, "is not of type float"),
+        ({"finish_intervals_unix_s": {"0.9": [1.0]}}, "is not a list of values"),
+        ({"run_id": None}, "is not of type str"),
+    ],
+)
+def test_a_line_that_is_no_forecast_is_named_and_skipped(
+    changed: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    good = LOG.read_text().splitlines()[0]
+    lines = [good, json.dumps({**json.loads(good), **changed})]
+    (tmp_path / "forecasts.jsonl").write_text("\n".join(lines) + "\n")
+    logged = read_forecasts(tmp_path)
+    ((forecast,),) = logged.made.values()
+    assert (forecast.steps_done, forecast.steps_left) == (25, 973)
+    (said,) = logged.problems
+    assert problem in said
