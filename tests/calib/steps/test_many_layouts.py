@@ -35,7 +35,8 @@ def drawn_run(seed: int, number: int) -> tuple[list[RunConfig], FittedSteps]:
     ("seed", "number"),
     [
         *((seed, 25) for seed in range(8)),
-        *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(8, 48)),
+        *(pytest.param(seed, 250, marks=pytest.mark.slow) for seed in range(8, 12)),
+        *(pytest.param(seed, 250, marks=pytest.mark.nightly) for seed in range(12, 48)),
     ],
 )
 def test_many_layouts_take_what_each_takes_alone(seed: int, number: int) -> None:
@@ -46,7 +47,7 @@ def test_many_layouts_take_what_each_takes_alone(seed: int, number: int) -> None
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 200))]
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(8, 200))]
 )
 def test_layouts_that_differ_in_one_field_take_what_each_takes_alone(seed: int) -> None:
     layouts, steps = drawn_run(seed, 40)
