@@ -21,11 +21,12 @@ TRAINING = ("__init__.py", "_forerun_autoload.py", "launch/__main__.py", "launch
 NOT_IN_TRAINING = {"hooks/probing/probe_sweep.py"}
 """Modules of the verb ``probe``, which says what it lacks."""
 GUARDED = {
-    *("calib/advice/probes.py", "launch/opened/run.py"),
+    *("calib/advice/probes.py", "calib/forecast/_remaining_time.py", "launch/opened/run.py"),
     "launch/verbs/lint.py",
 }
 """Imported only where numpy has been found: ``hooks/session/_trace_turns.py`` asks first; where a
-session asks the facade for it; and where ``doctor`` is asked of a launch."""
+session asks the facade for it; where ``doctor`` is asked of a launch.  The distribution of the
+remaining time imports it where a forecast with failures is made, not where one is read."""
 HOSTS = {"torch", "megatron", "transformers", "lightning", "pytorch_lightning", "torchtitan"}
 OUR_PACKAGES = {"forerun"}
 BARE = """

@@ -196,10 +196,10 @@ def broken(*given, **named):
 sys.exit(main(["run", "--directory=out", "--time-limit=1h", "--grace=20s", "--", *sys.argv[1:]]))
 """
 FAULTS = {
-    "the loop": ("children", "SignalInbox.wait", "raise MemoryError"),
-    "reaping": ("children", "ProcessTree.reap", "raise RecursionError('deep')"),
-    "an exit": ("children", "SignalInbox.wait", "raise SystemExit(0)"),
-    "an interrupt": ("children", "ProcessTree.reap", "raise KeyboardInterrupt"),
+    "the loop": ("_children", "SignalInbox.wait", "raise MemoryError"),
+    "reaping": ("_children", "ProcessTree.reap", "raise RecursionError('deep')"),
+    "an exit": ("_children", "SignalInbox.wait", "raise SystemExit(0)"),
+    "an interrupt": ("_children", "ProcessTree.reap", "raise KeyboardInterrupt"),
     "a look": ("wrapped", "FileWatch._look_at_limit", "raise OverflowError"),
     "a look that hangs": ("wrapped", "FileWatch._look_at_limit", "time.sleep(1000)"),
 }
