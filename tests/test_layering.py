@@ -304,3 +304,14 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
 @pytest.mark.parametrize("name", forerun.__all__)
 def test_every_name_of_the_facade_leads_to_what_it_names(name: str) -> None:
     assert getattr(forerun, name) is not None
+
+
+def test_the_facade_does_not_hide_what_is_wrong_in_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(forerun._HOMES, "load", "calib.errors")
+    monkeypatch.delitem(vars(forerun), "load", raising=False)
+    with pytest.raises(ImportError, match=r"load of forerun\.calib\.errors: .*no attribute"):
+        exec("from forerun import load")
+    with pytest.raises(ImportError, match="cannot import name 'other'"):
+        exec("from forerun import other")

@@ -42,7 +42,7 @@ class Failures:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingTime:
     """Remaining time as a mixture of normal distributions, one for each number of failures;
-    empty if it is not known, as in a forecast that was read from a file.
+    empty if it is not known, as in a forecast that was read from a file: its values are NaN.
 
     >>> remaining = RemainingTime.normal(100.0, 10.0)
     >>> round(remaining.quantile(0.95), 1), round(remaining.chance_beyond(100.0), 2)
@@ -85,10 +85,14 @@ class RemainingTime:
     @property
     def mean_s(self) -> float:
         """Expected time, seconds."""
+        if not self.weights:
+            return math.nan
         return math.fsum(map(operator.mul, self.weights, self.means_s))
 
     def chance_beyond(self, time_s: float) -> float:
         """Return P(remaining time > ``time_s``)."""
+        if not self.weights:
+            return math.nan
         parts = zip(self.weights, self.means_s, self.sigmas_s, strict=True)
         return math.fsum(
             weight * (0.5 * math.erfc((time_s - mean_s) / (sigma_s * _SQRT_2)))
@@ -99,6 +103,8 @@ class RemainingTime:
 
     def quantile(self, level: float) -> float:
         """Return the time that is not exceeded with probability ``level``; at least 0."""
+        if not self.weights:
+            return math.nan
         if len(self.weights) == 1:
             return max(0.0, self.means_s[0] + self.sigmas_s[0] * NormalDist().inv_cdf(level))
         from scipy import optimize  # slow to import, and only failures need it

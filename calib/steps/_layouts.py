@@ -21,7 +21,7 @@ from ..timeline.terms import Term, term_times
 from ..workload.collectives import Placement
 from ..workload.config import RunConfig
 from ..workload.layout_table import LayoutTable
-from ._priced_items import KNOWN_FRAC, Constant, PricedItems, added, priced_items
+from ._priced_items import KNOWN_FRAC, Constant, PricedItems, priced_items, weighted_sums
 from ._scales import (
     BOOST,
     CONTENTION,
@@ -128,12 +128,14 @@ class Layouts:
         """Return the sum that nodes and a release add to each log step time and waiting subtracts,
         shape (layouts, columns)."""
         growth = self.doublings * self._named(theta, GROWTH)
-        growth = growth + added(self.has_release, theta[self._num_global + len(self.effects) :])
+        growth = growth + weighted_sums(
+            self.has_release, theta[self._num_global + len(self.effects) :]
+        )
         return growth - self.idle_frac * self._named(theta, BOOST)
 
     def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
         """Return the steps of all groups of layouts."""
-        return self._timed(theta, added(self.block_effects, self._effects(theta)), run)
+        return self._timed(theta, weighted_sums(self.block_effects, self._effects(theta)), run)
 
     def slopes(
         self, theta: Floats, step: float, *, global_steps: Floats | None = None
@@ -188,7 +190,7 @@ class Layouts:
         columns = np.repeat(theta[:, np.newaxis], number + 2, axis=1)
         columns[:number, 1:-1] += np.diag(steps[:-1])
         work = np.repeat(
-            added(self.block_effects, self._effects(theta))[:, np.newaxis], number + 2, 1
+            weighted_sums(self.block_effects, self._effects(theta))[:, np.newaxis], number + 2, 1
         )
         work[:, -1] += steps[-1] * self.block_effects.max(axis=1, initial=0.0)
         return self._timed(columns, work, _RUN), columns

@@ -59,7 +59,7 @@ class PricedItems:
     def time_s(self, theta: Floats) -> Floats:
         """Return seconds, shape (items, columns), for constants of shape (constants, columns)."""
         return self.base_s[:, np.newaxis] * np.exp(
-            added(self.weights, theta[: len(self.constants)])
+            weighted_sums(self.weights, theta[: len(self.constants)])
         )
 
     def named(self, theta: Floats, name: str) -> Floats:
@@ -68,7 +68,7 @@ class PricedItems:
         return np.exp(self.scales[place].log_center + theta[place])
 
 
-def added(powers: Floats, values: Floats) -> Floats:
+def weighted_sums(powers: Floats, values: Floats) -> Floats:
     """Return ``powers @ values``, one column after the other.
 
     Unlike a product of BLAS, the sum of a row depends neither on the number of rows nor on columns
@@ -93,7 +93,7 @@ def priced_items(compiled: Compiled, base: BaseTimes) -> PricedItems:
     families, spreads = _families(compiled.items, estimates.sigma_log)
     remaining_powers = powers * np.where(is_new, 1.0, KNOWN_FRAC)[:, np.newaxis]
     return PricedItems(
-        base_s=estimates.time_s * np.exp(np.where(is_new, added(powers, centers), 0.0)),
+        base_s=estimates.time_s * np.exp(np.where(is_new, weighted_sums(powers, centers), 0.0)),
         sources=estimates.sources,
         is_rescaled=_flags(estimates),
         weights=np.hstack([remaining_powers, spreads]),

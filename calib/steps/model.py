@@ -25,7 +25,7 @@ from ..workload.config import RunConfig
 from ..workload.layout_table import FIELDS, LayoutTable, groups
 from ._layouts import Layouts, TermSlopes, doublings, idle_frac, layouts_of, releases_in
 from ._posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
-from ._priced_items import SCALE, Constant, added, priced_items
+from ._priced_items import SCALE, Constant, priced_items, weighted_sums
 from ._scales import (
     BOOST,
     CONTENTION,
@@ -146,7 +146,7 @@ class FittedSteps:
         def scale_log(table: LayoutTable) -> Floats:
             growth = float(priced.named(theta, GROWTH)[0]) * doublings(table)
             releases, has_release = releases_in(table)
-            growth += added(has_release, self._means(releases))[:, np.newaxis]
+            growth += weighted_sums(has_release, self._means(releases))[:, np.newaxis]
             growth -= float(priced.named(theta, BOOST)[0]) * idle_frac(table)
             return growth[:, 0] + self._discrepancy(table)[0]
 

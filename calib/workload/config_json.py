@@ -113,8 +113,11 @@ def _decoded(kind: Any, value: Any) -> Any:
         is_list = isinstance(value, list | tuple)
         if not is_list or (kinds[-1] is not ... and len(value) != len(kinds)):
             raise ConfigError(f"{shown(value)} is not a list of values; write it with to_json")
-        return tuple(_decoded(kinds[0], v) for v in value)
-    if origin is Mapping and isinstance(value, Mapping):
+        each = kinds if kinds[-1] is not ... else kinds[:1] * len(value)
+        return tuple(_decoded(one, v) for one, v in zip(each, value, strict=True))
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{shown(value)} is not an object; write it with to_json")
         return {key: _decoded(kinds[1], each) for key, each in value.items()}
     if isinstance(kind, type) and issubclass(kind, PurePath):
         return kind(_plain(str, value))

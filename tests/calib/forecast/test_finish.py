@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -39,3 +41,9 @@ def test_failures_that_were_seen_outweigh_the_prior():
     value = learned_mtbf_s(2_000, 2_000 * 1_000.0, prior_mtbf_s=1e6)
     assert value == pytest.approx(1_500.0, rel=0.01)
     assert learned_mtbf_s(0, 1e5, prior_mtbf_s=1e4) > 1e4
+
+
+def test_an_unknown_distribution_says_nothing() -> None:
+    unknown = RemainingTime()
+    said = (unknown.mean_s, unknown.chance_beyond(1.0), unknown.quantile(0.5))
+    assert all(map(math.isnan, said))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -16,7 +18,7 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig
-from forerun.calib.workload.config_json import Encoded
+from forerun.calib.workload.config_json import KEY, Encoded, decode, encode_fields
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
@@ -62,6 +64,29 @@ def test_other_forms_are_refused(
     inner[path[-1]] = value
     with pytest.raises(ConfigError):
         RunConfig.from_json(written)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    pair: tuple[int, str] = (0, "")
+    ends: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    number: int = field(default=0, metadata={KEY: "count"})
+
+
+def test_pairs_mappings_and_other_keys_are_read_as_they_were_written() -> None:
+    parts = Parts(pair=(3, "a"), ends={"0.9": (0.5, 2.0)}, number=7)
+    written = encode_fields(parts)
+    assert written["count"] == 7
+    assert decode(Parts, json.loads(json.dumps(written))) == parts
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"pair": [3]}, {"pair": ["a", 3]}, {"ends": [1, 2]}, {"ends": {"0.9": [1]}}, {"count": "7"}],
+)
+def test_damaged_pairs_mappings_and_other_keys_are_refused(damage: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        decode(Parts, damage)
 
 
 def test_what_writes_its_object_by_hand_is_known_to_do_so_inside_others() -> None:
