@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from ..workload.config import RunConfig
 from ..workload.parallelism import Parallelism
@@ -61,34 +60,20 @@ def num_shards(parallelism: Parallelism, *, is_expert: bool = False) -> int:
     return max(1, replicas // par.num_optimizer_instances)
 
 
-def _cut(
-    config: RunConfig, chunk: int, blocks: Iterable[BlockCount], key: BufferKey
-) -> tuple[int, ...]:
+def _cut(config: RunConfig, chunk: int, blocks: Iterable[BlockCount], key: BufferKey) -> list[int]:
     par = config.parallelism
-    alignment = _PADDED_BUCKET_ALIGNMENT if par.pads_buckets else _BUCKET_ALIGNMENT
+    cutter = _Cutter(limit=_limit(par) if par.overlaps_grad_reduce and chunk == 0 else 0)
+    if par.is_optimizer_distributed:
+        alignment = _PADDED_BUCKET_ALIGNMENT if par.pads_buckets else _BUCKET_ALIGNMENT
+        shards = num_shards(par, is_expert=key[0])
+        cutter.start_alignment = START_ALIGNMENT
+        cutter.end_alignment = math.lcm(shards, alignment)
     # Gradients arrive in the order of the backward pass, the last layer's first.
-    strips = ((block.strips.get(key), count) for block, count in reversed(tuple(blocks)))
-    return _cut_strips(
-        tuple((one, count) for one, count in strips if one is not None),
-        limit=_limit(par) if par.overlaps_grad_reduce and chunk == 0 else 0,
-        end_alignment=math.lcm(num_shards(par, is_expert=key[0]), alignment)
-        if par.is_optimizer_distributed
-        else 0,
-    )
-
-
-# Layouts of a plan that differ in replicas or stages cut the same strips.
-@lru_cache(maxsize=4096)
-def _cut_strips(
-    strips: tuple[tuple[Strip, int], ...], *, limit: int, end_alignment: int
-) -> tuple[int, ...]:
-    """Return the sizes of the buckets of some strips; ``end_alignment`` is 0 without padding."""
-    cutter = _Cutter(limit=limit)
-    if end_alignment:
-        cutter.start_alignment, cutter.end_alignment = START_ALIGNMENT, end_alignment
-    for buffer_strip, count in strips:
-        cutter.add(buffer_strip, count)
-    return tuple(cutter.finish())
+    for block, count in reversed(tuple(blocks)):
+        buffer_strip = block.strips.get(key)
+        if buffer_strip is not None:
+            cutter.add(buffer_strip, count)
+    return cutter.finish()
 
 
 def _limit(par: Parallelism) -> int:

@@ -169,9 +169,7 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
         uses += chunk_uses if chunk < par.pp else _coalesced(chunk_uses)
     if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
         # Experts and the rest have separate optimizers, and each gathers all after its step.
-        # Equal buckets stay one object, which whoever numbers them looks up by its id.
-        repeated = {i: _repeated(use) for i, use in {id(use): use for use in uses}.items()}
-        uses = [repeated[id(use)] for use in uses]
+        uses = [_repeated(use) for use in uses]
     nbytes = _tp_reduced_numel(config, stage) * config.grad_nbytes
     if par.tp > 1 and nbytes:
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, nbytes)
@@ -246,14 +244,13 @@ def _repeated(use: CollectiveUse) -> CollectiveUse:
 
 
 def _coalesced(uses: list[CollectiveUse]) -> list[CollectiveUse]:
-    """Return one use for each collective, group and place, with the bytes of all."""
-    nbytes: Counter[tuple[Collective, GroupRole, Placement]] = Counter()
-    lasts: dict[tuple[Collective, GroupRole, Placement], CollectiveUse] = {}
+    joined: dict[tuple[Collective, GroupRole, Placement], CollectiveUse] = {}
     for use in uses:
         key = (use.call.collective, use.call.role, use.placement)
-        nbytes[key] += use.call.nbytes
-        lasts[key] = use
-    return [replace(u, call=replace(u.call, nbytes=nbytes[key])) for key, u in lasts.items()]
+        before = joined.get(key)
+        nbytes = use.call.nbytes + (0 if before is None else before.call.nbytes)
+        joined[key] = replace(use, call=replace(use.call, nbytes=nbytes))
+    return list(joined.values())
 
 
 def _summed(blocks: list[BlockCount], phase: Phase) -> tuple[OperatorCount, ...]:
