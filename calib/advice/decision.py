@@ -16,10 +16,10 @@ from ..errors import check_ascending
 from ..forecast.forecast_record import Forecast
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
-from ..records.iso_times import Action
+from ..records.iso_times import Action, action_text
 from ..units import HOUR_S, format_frac, format_time
 from ..workload.config import CheckpointForm
-from ..workload.config_json import Encoded, encoded
+from ..workload.config_json import Encoded, decode, encoded
 from ..workload.run_options import Goals
 from .planning import Candidate, Plan
 
@@ -71,7 +71,7 @@ class Reason(Encoded):
         check_ascending(f"probability of the rule {self.rule.value}", 0.0, self.probability, 1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Decision(Encoded):
     """The advice of one window, with its reasons."""
 
@@ -102,6 +102,24 @@ class Decision(Encoded):
             command_absent=self.command_absent,
             command_note=self.command_note,
         )
+
+    @staticmethod
+    def from_json(value: Mapping[str, object]) -> Decision:
+        """Return the advice of a file's object, without the candidate, which a file has in words.
+
+        Raises ``ForerunError`` if it is damaged.
+        """
+        command = value.get("command") or ()
+        return decode(Decision, {**value, "candidate": None, "command": command})
+
+    def __repr__(self) -> str:
+        why = "; ".join(reason.text for reason in self.reasons)
+        return f"decision: {action_text(self.action.value)}" + (f" ({why})" if why else "")
+
+    @property
+    def is_stop(self) -> bool:
+        """True if the advice is to stop."""
+        return self.action is Action.STOP
 
     @property
     def rules_met(self) -> frozenset[Rule]:

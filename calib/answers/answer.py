@@ -15,7 +15,6 @@ from ..forecast.modelled import ModelForecast, at_batch_size, batch_size_at
 from ..forecast.rates import RemainingRun, Throughput, throughput
 from ..lint.linter import Lint
 from ..plain_json import JsonObject
-from ..records.iso_times import Action
 from ..steps.estimate import StepEstimate
 from ..workload.config import RunConfig
 from .run_end import RunEnd, forecast_json
@@ -171,7 +170,7 @@ class Answer:
     @property
     def is_stop(self) -> bool:
         """True if the advice is to stop."""
-        return self.decision.action is Action.STOP
+        return self.decision.is_stop
 
     def to_json(self) -> JsonObject:
         """Return ``answer.json``, with every part that is known."""

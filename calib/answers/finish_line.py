@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
 
 from ..forecast.evaluation import Ended
 from ..forecast.forecast_record import Forecast
+from ..records.iso_times import SHOW_SECONDS_BELOW_S, format_moment
 from ..units import HOUR_S, format_time
 from ..workload.run_options import Goals
-
-_DAY_S = 24 * HOUR_S
-_WEEK_S = 7 * _DAY_S
-_SHOW_SECONDS_BELOW_S = 600.0
-"""A finish nearer than this is shown with seconds."""
-_BEYOND = "beyond any calendar"
 
 
 def finish_line(forecast: Forecast, goals: Goals) -> str:
@@ -22,7 +16,7 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
 
     The finish is the median and the 95 % quantile; durations count from the begin of this launch.
     """
-    words = [finish_text(forecast), f"{format_time(forecast.total_s)} in all"]
+    words = [forecast.finish_text, f"{format_time(forecast.total_s)} in all"]
     if forecast.gpu_hours is not None:
         words.append(f"{forecast.gpu_hours:.3g} GPU-hours")
     if forecast.cost is not None:
@@ -36,7 +30,7 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
 def ended_line(ended: Ended, forecast: Forecast) -> str:
     """Return how a run ended, how long it took and what it used, by the newest forecast of that."""
     took_s = duration_s(ended, forecast)
-    has_seconds = took_s < _SHOW_SECONDS_BELOW_S
+    has_seconds = took_s < SHOW_SECONDS_BELOW_S
     words = [ended_text(ended, has_seconds=has_seconds), f"{format_time(took_s)} in all"]
     share = took_s / forecast.total_s if forecast.total_s else 0.0
     if forecast.gpu_hours is not None:
@@ -57,58 +51,6 @@ def ended_text(ended: Ended, *, has_seconds: bool = False) -> str:
     if ended.is_complete or not ended.steps_total:
         return f"ended {moment} after {ended.iteration:,} steps"
     return f"stopped {moment} at step {ended.iteration:,} of {ended.steps_total:,}"
-
-
-def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
-    """Return a time in UTC, as short as is unambiguous: without the day if it is that of now.
-
-    >>> format_moment(60.0, 0.0), format_moment(0.0, -60.0, has_seconds=True)
-    ('00:01 UTC', 'Thu 00:00:00 UTC')
-    >>> format_moment(0.0, -1e5), format_moment(0.0, -1e6), format_moment(0.0, -1e8)
-    ('Thu 00:00 UTC', 'Thu 1 Jan 00:00 UTC', 'Thu 1 Jan 1970 00:00 UTC')
-    """
-    at = _at(unix_s)
-    if at is None:
-        return _BEYOND
-    now = _at(now_unix_s)
-    is_today = now is not None and at.date() == now.date()
-    day = "" if is_today else _day(at, abs(unix_s - now_unix_s))
-    return f"{day}{_clock(at, has_seconds=has_seconds)} UTC"
-
-
-def finish_text(forecast: Forecast) -> str:
-    """Return ``ends`` with the median and the 95 % quantile of the finish."""
-    now, middle, late = (
-        forecast.now_unix_s,
-        forecast.finish_p50_unix_s,
-        forecast.finish_p95_unix_s,
-    )
-    has_seconds = forecast.remaining_high_s < _SHOW_SECONDS_BELOW_S
-    text = f"ends {format_moment(middle, now, has_seconds=has_seconds)}"
-    begin, end = _at(middle), _at(late)
-    if begin is None or end is None:
-        return f"{text} (by {format_moment(late, now, has_seconds=has_seconds)} with 95 %)"
-    is_same_day = begin.date() == end.date() or end - begin < timedelta(hours=12)
-    day = "" if is_same_day else _day(end, late - now)
-    return f"{text} (by {day}{_clock(end, has_seconds=has_seconds)} with 95 %)"
-
-
-def _at(unix_s: float) -> datetime | None:
-    try:
-        return datetime.fromtimestamp(unix_s, tz=timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _day(at: datetime, away_s: float) -> str:
-    if away_s < _WEEK_S:
-        return f"{at:%a} "
-    year = f" {at:%Y}" if away_s > 300 * _DAY_S else ""
-    return f"{at:%a} {at.day} {at:%b}{year} "
-
-
-def _clock(at: datetime, *, has_seconds: bool) -> str:
-    return f"{at:%H:%M:%S}" if has_seconds else f"{at:%H:%M}"
 
 
 def _limits(forecast: Forecast, goals: Goals) -> Iterator[tuple[str, float]]:

@@ -10,7 +10,6 @@ from ..plain_json import JsonObject
 from ..records.iso_times import Action
 from ..records.record_kinds import DataLength, LoopRecord
 from ..workload.run_options import Goals
-from .finish_line import finish_text
 
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"
 _REASONS = {
@@ -98,5 +97,5 @@ def end_lines(end: RunEnd, ahead: Forecast | None) -> list[str]:
     lines = [f"end of the run not known: {end.reason}"]
     if end.pass_end and ahead is not None:
         remaining_text = f"{ahead.steps_left:,} steps left in it · the run may go on after it"
-        lines.insert(0, f"this pass over the data {finish_text(ahead)} · {remaining_text}")
+        lines.insert(0, f"this pass over the data {ahead.finish_text} · {remaining_text}")
     return lines

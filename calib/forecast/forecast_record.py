@@ -11,6 +11,8 @@ from typing import ClassVar
 
 from ..errors import check_ascending
 from ..plain_json import Json, JsonObject
+from ..records.iso_times import format_span
+from ..units import format_time
 from ..workload.config_json import KEY, Encoded, decode, encode_fields, encoded
 from ._remaining_time import RemainingTime
 
@@ -41,7 +43,7 @@ class ForecastPart:
     provenance: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Forecast(Encoded):
     """Forecast of the run to its end, as made, and as read from a file.
 
@@ -131,6 +133,25 @@ class Forecast(Encoded):
             remaining_high_s=high_s,
             total_s=one.elapsed_s + middle_s,
         )
+
+    def __repr__(self) -> str:
+        # With the day, since it may be read on another one.
+        finish = format_span(self.finish_p50_unix_s, self.finish_p95_unix_s, 0.0)
+        steps = f"step {self.steps_done:,} of {self.steps_done + self.steps_left:,}"
+        parts = (
+            f"ends {finish}",
+            f"{format_time(self.remaining_s)} left after {steps}",
+            f"step {format_time(self.step_time_s)}",
+            "" if self.gpu_hours is None else f"{self.gpu_hours:.3g} GPU-hours",
+            "" if self.cost is None else f"cost {self.cost:,.2f}",
+        )
+        return " · ".join(filter(None, parts))
+
+    @property
+    def finish_text(self) -> str:
+        """``ends`` with the median and the 95 % quantile of the finish, as seen from its time."""
+        ends = self.finish_p50_unix_s, self.finish_p95_unix_s
+        return f"ends {format_span(*ends, self.now_unix_s)}"
 
     @property
     def finish_low_unix_s(self) -> float:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any
 
 LONGEST_S = 100 * 365 * 86400.0
 """Limit that keeps dates and sums within what ``datetime`` and a double can represent."""
 _UNIX, _ISO = "unix_s", "iso"
+_DAY_S = 86400.0
+_WEEK_S = 7 * _DAY_S
+SHOW_SECONDS_BELOW_S = 600.0
+"""A moment nearer than this is shown with seconds."""
+_BEYOND = "beyond any calendar"
 
 
 def with_iso_times(value: Mapping[str, object]) -> dict[str, object]:
@@ -50,6 +55,40 @@ def iso_time(unix_s: object) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
+def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
+    """Return a time in UTC, as short as is unambiguous: without the day if it is that of now.
+
+    >>> format_moment(60.0, 0.0), format_moment(0.0, -60.0, has_seconds=True)
+    ('00:01 UTC', 'Thu 00:00:00 UTC')
+    >>> format_moment(0.0, -1e5), format_moment(0.0, -1e6), format_moment(0.0, -1e8)
+    ('Thu 00:00 UTC', 'Thu 1 Jan 00:00 UTC', 'Thu 1 Jan 1970 00:00 UTC')
+    """
+    at = _at(unix_s)
+    if at is None:
+        return _BEYOND
+    now = _at(now_unix_s)
+    is_today = now is not None and at.date() == now.date()
+    day = "" if is_today else _day(at, abs(unix_s - now_unix_s))
+    return f"{day}{_clock(at, has_seconds=has_seconds)} UTC"
+
+
+def format_span(middle_unix_s: float, late_unix_s: float, now_unix_s: float) -> str:
+    """Return the median and the 95 % quantile of a moment.
+
+    >>> format_span(60.0, 90_000.0, 0.0)
+    '00:01 UTC (by Fri 01:00 UTC with 95 %)'
+    """
+    has_seconds = late_unix_s - now_unix_s < SHOW_SECONDS_BELOW_S
+    text = format_moment(middle_unix_s, now_unix_s, has_seconds=has_seconds)
+    begin, end = _at(middle_unix_s), _at(late_unix_s)
+    if begin is None or end is None:
+        late = format_moment(late_unix_s, now_unix_s, has_seconds=has_seconds)
+        return f"{text} (by {late} with 95 %)"
+    is_same_day = begin.date() == end.date() or end - begin < timedelta(hours=12)
+    day = "" if is_same_day else _day(end, late_unix_s - now_unix_s)
+    return f"{text} (by {day}{_clock(end, has_seconds=has_seconds)} with 95 %)"
+
+
 def _with_iso(value: Any) -> Any:
     if isinstance(value, Mapping):
         return with_iso_times(value)
@@ -66,6 +105,24 @@ def _to_iso(value: Any) -> Any:
         iso = [iso_time(one) for one in value]
         return iso if all(iso) else []
     return iso_time(value)
+
+
+def _at(unix_s: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(unix_s, tz=timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _day(at: datetime, away_s: float) -> str:
+    if away_s < _WEEK_S:
+        return f"{at:%a} "
+    year = f" {at:%Y}" if away_s > 300 * _DAY_S else ""
+    return f"{at:%a} {at.day} {at:%b}{year} "
+
+
+def _clock(at: datetime, *, has_seconds: bool) -> str:
+    return f"{at:%H:%M:%S}" if has_seconds else f"{at:%H:%M}"
 
 
 class Action(Enum):

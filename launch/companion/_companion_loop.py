@@ -11,7 +11,6 @@ from typing import Any
 from ...calib.advice.decision import Decision
 from ...calib.answers.analysis import analyse, finish_lines, with_end, with_new_forecast
 from ...calib.answers.answer import Answer
-from ...calib.answers.finish_line import finish_text
 from ...calib.answers.request import Request
 from ...calib.drift.monitor import Drift
 from ...calib.errors import CalibrationError, ForerunError
@@ -186,7 +185,7 @@ class CompanionLoop:
         )
         with suppress(CalibrationError):  # too few steps
             ahead = measured_forecast(run, request, steps_total=options.num_steps)
-            log_line(f"{finish_text(ahead)} by its steps alone")
+            log_line(f"{ahead.finish_text} by its steps alone")
 
     def _follow_clock(self, now_unix_s: float) -> None:
         """Tolerate the wall clock moving backwards."""

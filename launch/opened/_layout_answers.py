@@ -49,7 +49,7 @@ from ..views.answer_tables import (
 )
 from ..views.explain_text import explanation_parts
 from ..views.table import Command, Part, screen_of
-from ._answer_types import Layout, LayoutAnswer, PrintableAnswer
+from ._answer_types import LayoutAnswer, PrintableAnswer
 from .other_run import OtherRun
 
 if TYPE_CHECKING:
@@ -865,7 +865,7 @@ def _options(options: Options) -> Iterator[str]:
             yield from (str(one) for one in ((value,) if is_one else value))
 
 
-Named: TypeAlias = "str | int | Layout | Candidate"
+Named: TypeAlias = "str | int | RunConfig | Candidate"
 """Reference to a layout: as a plan prints it (``TP4 PP2``), as a change of the running one
 (``tp4 pp2``), ``running``, a row of the plan, or an object from an answer."""
 
@@ -919,7 +919,9 @@ def explained(
     rows: list[RunConfig] = []
 
     def layout(named: Named) -> RunConfig:
-        if isinstance(named, Layout | Candidate):
+        if isinstance(named, RunConfig):
+            return named
+        if isinstance(named, Candidate):
             return named.config
         if not str(named).strip().isdecimal():
             return named_layout(str(named), running, num_ranks or 0)

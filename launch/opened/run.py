@@ -19,7 +19,7 @@ from ...calib.arguments.option_words import options_of
 from ...calib.arguments.short_names import expand, split_degrees
 from ...calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ...calib.memory.devices import known_device
-from ...calib.workload.choices import layout_label
+from ...calib.workload.choices import NAMED_CHOICES, layout_label
 from ...calib.workload.config import Batch, RunConfig
 from ...hooks.process.interpreter import install_command, is_installed
 from ..options.flags import read_cluster
@@ -30,6 +30,10 @@ from .other_run import OtherRun
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ...calib.advice.decision import Decision
+    from ...calib.differences.levels import Difference
+    from ...calib.forecast.evaluation import Ended
+    from ...calib.forecast.forecast_record import Forecast
     from ...calib.search.results import Effort
     from ...calib.workload.choices import AxisValue
     from ..known.machine import Machine
@@ -37,9 +41,22 @@ if TYPE_CHECKING:
     from ..options.launch_scripts import LaunchScript
     from ..options.plan_options import Several
     from ..views.table import ReportTable
-    from ._answer_types import Layout, Model, RunDecision, RunForecast
     from ._layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
     from ._report_answer import ReportAnswer
+
+
+_DECISION = "decision.json"
+
+
+@contextmanager
+def _named_file(name: str) -> Iterator[None]:
+    """Name the published file whose content is damaged."""
+    try:
+        yield
+    except ForerunError as err:
+        raise RecordError(
+            f"{name} is not readable ({err}); delete it, and the records are analysed again"
+        ) from err
 
 
 @contextmanager
@@ -85,28 +102,38 @@ class Run(PrintableAnswer):
         return self.machine().name
 
     @cached_property
-    def forecast(self) -> RunForecast:
+    def forecast(self) -> Forecast:
         """Last published forecast of the run's end; without that file, the report's.
 
         Raises ``CalibrationError`` if the number of steps is unknown.
         """
+        from ...calib.forecast.forecast_record import Forecast
+        from ...calib.workload.config_json import decode
         from ...hooks.process.host_wandb import FORECAST
-        from ..store.forecast_log import read_forecasts
-        from ._answer_types import RunForecast
 
-        value = self._read_published(FORECAST) or self.report().to_json()["forecast"]
+        value = self._read_published(FORECAST) or self.report().answer.forecast_json()
         if reason := value.get("reason_no_finish"):
             raise CalibrationError(f"run {self.run_id!r} has no forecast of its end: {reason}")
-        ended = read_forecasts(top_of(self.directory)[0]).ended.get(self.run_id)
-        return replace(RunForecast.of(self.run_id, value), ended=ended)
+        with _named_file(FORECAST):
+            return decode(Forecast, value)
 
     @cached_property
-    def decision(self) -> RunDecision:
+    def decision(self) -> Decision:
         """Last published advice; without that file, the report's."""
-        from ._answer_types import RunDecision
+        from ...calib.advice.decision import Decision
 
-        value = self._read_published("decision.json") or self.report().to_json()["decision"]
-        return RunDecision.of(self.run_id, value)
+        value = self._read_published(_DECISION)
+        if value is None:
+            return self.report().answer.decision
+        with _named_file(_DECISION):
+            return Decision.from_json(value)
+
+    @cached_property
+    def ended(self) -> Ended | None:
+        """How the run ended; None while it goes on."""
+        from ..store.forecast_log import read_forecasts
+
+        return read_forecasts(top_of(self.directory)[0]).ended.get(self.run_id)
 
     def predict(
         self,
@@ -189,6 +216,15 @@ class Run(PrintableAnswer):
         described = self._other(config, command, anyway, assume_no_effect)
         return explained(self, layout, other, gpus, described)
 
+    def diff(self, other: Run) -> Difference:
+        """Compare the measured steps of another run (B) with those of this one (A).
+
+        Raises ``CalibrationError`` if too few steps of either are recorded.
+        """
+        from ...calib.differences.two_runs import difference
+
+        return difference(self._loaded.table, other._loaded.table)
+
     def report(self) -> ReportAnswer:
         """Analyse the run's records again and return the full report.
 
@@ -213,18 +249,14 @@ class Run(PrintableAnswer):
         return step_frame(table, made, read_steps(top, table.run_id))
 
     @cached_property
-    def layout(self) -> Layout:
-        """Running layout."""
-        from ._answer_types import Layout
-
-        return Layout(config=self.machine().running)
+    def config(self) -> RunConfig:
+        """Configuration of the run: model, parallelism, batch and the rest."""
+        return self.machine().running
 
     @cached_property
-    def model(self) -> Model:
-        """Sizes of the trained model."""
-        from ._answer_types import Model
-
-        return Model.of(self.machine().running.model)
+    def layout(self) -> dict[str, AxisValue]:
+        """Running layout by the short names that ``predict`` takes."""
+        return {one.name: one.read(self.config) for one in NAMED_CHOICES}
 
     def machine(self, device: str | None = None) -> Machine:
         """Return the step model on ``device``, else on the requested device, else on the run's.
@@ -261,11 +293,16 @@ class Run(PrintableAnswer):
         return f"Run({str(self.directory)!r}, run_id={self.run_id!r})"
 
     def parts(self) -> Iterator[ReportTable | str]:
-        """Yield the run, its forecast and its decision so far."""
+        """Yield the run, its end, forecast or actual, and its decision so far."""
+        from ...calib.answers.finish_line import ended_text
+
         yield f"run {self.run_id} in {self.directory}"
-        for read_answer in (lambda: self.forecast, lambda: self.decision):
+        for read_answer in (
+            lambda: self.forecast if self.ended is None else ended_text(self.ended),
+            lambda: self.decision,
+        ):
             try:
-                yield read_answer().sentence
+                yield str(read_answer())
             except ForerunError as err:
                 yield str(err)
 
@@ -396,7 +433,7 @@ class Unmeasured(Run):
     """Described run on a device, from published measurements; nothing is read or written."""
 
     described: RunConfig
-    config: Path | None = None
+    config_file: Path | None = None
     command: tuple[str, ...] = ()
     script: LaunchScript | None = None
     """The script that the command is the launch of."""
@@ -427,7 +464,7 @@ class Unmeasured(Run):
         assume_no_effect: Sequence[str],
     ) -> OtherRun:
         if config is None and not command:
-            config, command = self.config, self.command
+            config, command = self.config_file, self.command
         other = super()._other(config, command, anyway, assume_no_effect)
         return replace(other, script=other.script or self.script)
 
@@ -495,7 +532,7 @@ def unmeasured(
         cluster=cluster,
         searching=searching,
         described=replace(described.config, device=name),
-        config=config,
+        config_file=config,
         command=tuple(command),
         script=script,
         assumed=() if described.has_layout else _assumptions(described.config, options, num_ranks),

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from ... import __version__
 from ...calib.advice.planning import Plan
 from ...calib.answers.answer import Answer
-from ...calib.answers.finish_line import duration_s, ended_text, format_moment
+from ...calib.answers.finish_line import duration_s, ended_text
 from ...calib.answers.request import Request
 from ...calib.answers.step_traces import PREDICTED, step_trace
 from ...calib.answers.transcript import PREFIX, run_line
@@ -25,7 +25,7 @@ from ...calib.forecast.evaluation import Evaluation
 from ...calib.forecast.forecast_record import Forecast
 from ...calib.forecast.rates import remaining_run_cost
 from ...calib.records.files import CREATED, OPEN, PRIVATE, write_json, write_text
-from ...calib.records.iso_times import with_iso_times
+from ...calib.records.iso_times import format_moment, with_iso_times
 from ...calib.samples.store import write_table
 from ...calib.shell import printable_lines, quoted
 from ...calib.timeline.items import MeasuredSpan

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from ...calib.advice.explanation import Difference, Explained, Explanation, TermTime
 from ...calib.advice.planning import Candidate, Plan
-from ...calib.answers.finish_line import format_moment
 from ...calib.forecast.forecast_record import Forecast
 from ...calib.memory.peak import Verdict
+from ...calib.records.iso_times import format_moment
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import GIB, MIB, format_bytes, format_frac, format_time
 from ..store.run_log import LoggedStep
