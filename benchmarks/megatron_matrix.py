@@ -27,8 +27,8 @@ from typing import Any
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.calib.errors import ForerunError
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, StepRecord
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 
 PROBE = Path(__file__).parent / "runs" / "megatron_probe.py"

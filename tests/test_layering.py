@@ -241,6 +241,7 @@ ANYTHING_IN = {
     "answers": "JSON that is not yet said as such",
     "fit": "JSON that is not yet said as such",
     "importers": "values of traces that others wrote",
+    "marks": "shapes of tensors, and values of JSON that are only then checked",
     "regressors": "an estimator of XGBoost, which may not be installed",
     "workload/argument_fields.py": "a field of a dataclass, of whatever type it is",
     "workload/run_options.py": "what a field of a dataclass holds by default",

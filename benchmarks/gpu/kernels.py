@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import OperatorRecord, TraceRecord
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind

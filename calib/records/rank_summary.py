@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ..workload.operators import OperatorKind, Phase
-from .record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, RankRecord, Record
+from .record_kinds import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    CollectiveRecord,
+    OperatorRecord,
+    PhaseRecord,
+    RankRecord,
+    Record,
+)
 
-FORWARD = "forward-compute"
-BACKWARD = "backward-compute"
-OPTIMIZER = "optimizer"
 _PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 
 

@@ -19,6 +19,9 @@ from .packed import from_runs, to_runs
 
 SCHEMA = 1
 """Increased if a reader of the old lines would misread the new ones."""
+FORWARD, BACKWARD = "forward-compute", "backward-compute"
+OPTIMIZER = "optimizer"
+"""Names of phases that are computed with."""
 MAX_LISTED_RANKS = 8
 """Largest group whose members are listed; those of larger ones are written as runs."""
 
@@ -322,7 +325,12 @@ def from_dict(value: Mapping[str, Json]) -> Record:
         record = kind(**{name: _decode(name, value[name]) for name, _ in specs if name in value})
     except (TypeError, ValueError) as err:
         raise RecordError(f"{value['type']} record is damaged: {err}") from err
-    for name, of in specs:
+    return checked(record)
+
+
+def checked(record: Record) -> Record:
+    """Return the record; raise ``RecordError`` if a value has a wrong type or is out of range."""
+    for name, of in _specs(type(record)):
         field_value = getattr(record, name)
         if not (
             of == "int" and type(field_value) is int and 0 <= field_value <= _MOST

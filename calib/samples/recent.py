@@ -7,11 +7,12 @@ shape is forgotten. Evicted rows are still in the files of the ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 import pandas as pd
 
+from ..marks.run_records import RunRecords
 from ..records.record_kinds import (
     CollectiveRecord,
     OperatorRecord,
@@ -19,7 +20,6 @@ from ..records.record_kinds import (
     Record,
     WindowRecord,
 )
-from ..records.run_records import RunRecords
 from .columns import KEYS, normalise
 from .store import NewRecords
 from .table import SampleTable, build_live_table, run_rows, with_probes
@@ -67,10 +67,14 @@ class RecentWindows:
         self._changed.clear()
         self._evict_old_windows()
 
-    def is_complete(self, window: int) -> bool:
-        """Return True if every recording rank has closed this window."""
-        closed = self._closed.get(window, set())
-        return self._run is not None and closed.issuperset(self._run.recording_plan.recorders)
+    def is_complete(self, window: int, *, without: Set[int] = frozenset()) -> bool:
+        """Return True if every recording rank has closed this window, apart from some."""
+        return self._run is not None and self.lacking(window) <= without
+
+    def lacking(self, window: int) -> frozenset[int]:
+        """Return the recording ranks that have not closed this window, as far as is known here."""
+        known = () if self._run is None else self._run.recording_plan.recorders
+        return frozenset(known) - self._closed.get(window, set())
 
     @property
     def newest(self) -> RunRecords:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import CalibrationError, ConfigError, RecordError
+from ..marks.run_records import RunRecords
 from ..plain_json import parse_json
 from ..records.cluster import Cluster, StatedNodes, joined_clusters
 from ..records.record_kinds import (
@@ -31,7 +32,6 @@ from ..records.record_kinds import (
     TraceRecord,
     WindowRecord,
 )
-from ..records.run_records import RunRecords
 from ..units import NS_PER_S
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields

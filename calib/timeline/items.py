@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fit.laws import family as operator_family
+from ..marks.run_records import RunRecords
 from ..records.record_kinds import PhaseRecord, StepRecord
-from ..records.run_records import RunRecords
 from ..units import NS_PER_S
 from ..workload.collectives import CollectiveCall, GroupRole
 from ..workload.config import RunConfig

@@ -24,11 +24,11 @@ MAX_MEMBERS = 1024
 """Most ranks outside the replica that record the groups that they share with it."""
 MAX_GROUP = 128
 """Most such ranks of one data-parallel group, evenly spread over it."""
-FILES_NBYTES = 56 << 20
+FILES_NBYTES = 256 << 20
 """Budget of all files of recording ranks, over the whole run."""
 SUMMARIES_NBYTES = 8 << 20
 """Budget of the one file with the summaries of the other ranks."""
-MESSAGE_NBYTES = 64 << 10
+MESSAGE_NBYTES = 4 << 10
 """Most bytes that a rank sends in a window."""
 # A rank of the replica writes passes and every collective, one outside it those of few groups.
 # With twice this weight, the latter would have half the bytes each and be cut off earlier.

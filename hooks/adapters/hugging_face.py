@@ -10,11 +10,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ...calib.records.record_kinds import OPTIMIZER
 from ...calib.workload.config import Cadence
 from ..process.inspection import contents
 from ..process.post_import import when_imported
 from ..process.stand_ins import function_at, is_stood_in, stand_in
-from ..sensors.recorder import OPTIMIZER
 from ..session.first_step import FrameworkSettings
 from ..session.session import EVAL, SAVE, Session
 from ._callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from ...calib.records.record_kinds import BACKWARD, FORWARD, OPTIMIZER
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..process.stand_ins import function_at, is_stood_in, stand_in
-from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..session.first_step import FrameworkSettings
 from ..session.session import EVAL, SAVE, Session
 from ._callbacks import Listeners, TrainingSetup, WatchedTraining, callback_class

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...calib.records.record_kinds import OPTIMIZER
 from ..process.host import Host, Reference, live_objects, reference, references
 from ..process.post_import import when_imported
 from ..process.stand_ins import stand_in
 from ..sensors.optimizer_steps import OptimizerSteps
-from ..sensors.recorder import OPTIMIZER
 from ..session.session import EVAL, SAVE, Session
 from ._megatron_model import chunks_of, place, run_config, timer_holders
 from ._patches import Patches, wrapped

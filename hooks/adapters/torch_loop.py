@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from ...calib.records.record_kinds import OPTIMIZER
 from ...calib.workload.config import Cadence
 from ..process.host import live_objects, reference
 from ..process.post_import import when_imported
 from ..process.stand_ins import stand_in
 from ..sensors.optimizer_steps import OptimizerSteps
-from ..sensors.recorder import OPTIMIZER
 from ..session.data_watch import DataWatch
 from ..session.first_step import FrameworkSettings
 from ..session.session import EVAL, SAVE, Session

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ...calib.records.record_kinds import OPTIMIZER
 from ...calib.workload.config import Cadence
 from ..process.host import reference
 from ..process.inspection import contents, module_name
@@ -15,7 +16,6 @@ from ..process.post_import import when_imported
 from ..process.stand_ins import function_at, is_stood_in, stand_in
 from ..sensors.captured import register_captured
 from ..sensors.optimizer_steps import OptimizerSteps
-from ..sensors.recorder import OPTIMIZER
 from ..session.attaching import new_session
 from ..session.first_step import FrameworkSettings
 from ..session.session import EVAL, SAVE, Session

@@ -1,4 +1,4 @@
-"""Messages of ranks to the companion's rank, at most 64 KiB per window each.
+"""Messages of ranks to the companion's rank: that a window is written, or its summary.
 
 They go over the store of the process group, from the writer's thread: no collective, no barrier.
 Each rank has one key, so that the store has at most one window of a run; collected messages are
@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...calib.errors import unwritable
-from ...calib.records.files import open_owned, replace_file
+from ...calib.records.files import replace_file
 from ...calib.records.packed import pack
 from ...calib.workload.config import RunConfig
 from ...calib.workload.recording import (
@@ -179,30 +178,18 @@ class Exchange:
         collection.batches = remaining_batches
 
     def _take(self, store: Any, collection: _Collection, messages: dict[int, bytes]) -> list[int]:
-        """Write received messages; return the ranks whose message was of an earlier window."""
+        """Keep received summaries; return the ranks whose message was of an earlier window."""
         assert self._plan is not None
         stale = []
         for rank, data in messages.items():
             head, _, text = data.partition(_SEPARATOR)
             self.num_received_nbytes += len(data)
-            if rank in self._plan.parts:
-                self._write_received(rank, text)
-            else:
+            if rank not in self._plan.parts:
                 collection.summaries.append(text)
             if head + _SEPARATOR != _head(collection.window):
                 stale.append(rank)
             store.delete_key(str(rank))
         return stale
-
-    def _write_received(self, rank: int, text: bytes) -> None:
-        """Write the lines of a recording rank, unless its own file is in our folder."""
-        if not (self._folder / f"rank-{rank:05d}.jsonl").exists():
-            path = self._folder / f"received-{rank:05d}.jsonl"
-            try:
-                with open_owned(path) as file:
-                    file.write(text)
-            except OSError as err:  # the other ranks' files may be fine
-                self._warn(unwritable(path, err))
 
     def _settle(self) -> None:
         """Close the open collection, which is as complete as it will be."""

@@ -22,11 +22,9 @@ import ctypes
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Container, Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -34,16 +32,8 @@ from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
 from ...calib.errors import RecordError
-from ...calib.records.flight import (
-    Called,
-    FlightEntry,
-    HostSpan,
-    parse_dump,
-    unhooked_entries,
-    with_durations,
-)
-from ...calib.records.record_kinds import Record
-from ...calib.workload.collectives import GroupRole
+from ...calib.marks.window_calls import KnownGroup, WindowCalls
+from ...calib.records.flight import FlightEntry, HostSpan, parse_dump
 from ..sensors.process_groups import GroupRoles, backends
 
 RELAXED = 2
@@ -99,14 +89,6 @@ MAX_STEPS = 64
 Dump = Callable[[], "str | bytes"]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownGroup:
-    """A process group of this rank."""
-
-    role: GroupRole
-    ranks: tuple[int, ...]
-
-
 class FlightRecorder:
     """Recorder of the time spans of a window's hooked steps, to add durations to their records.
 
@@ -157,8 +139,7 @@ class FlightRecorder:
 class FlightWindow:
     """Flight data of one window; dumped once, outside training, when its first records are made.
 
-    ``dumps`` has that of each backend's recorder, None where there is none.  ``unseen_names`` are
-    those of collectives that hooks do not see; if empty, all calls are seen.
+    ``dumps`` has that of each backend's recorder, None where there is none.
     """
 
     def __init__(
@@ -170,52 +151,35 @@ class FlightWindow:
     ) -> None:
         self._dumps = dumps or {}
         self._spans = spans or {}
-        self.groups = groups or {}
-        self.unseen_names = unseen_names
-        self._entries: list[list[FlightEntry]] | None = None
+        self._groups = groups or {}
+        self._unseen_names = unseen_names
 
-    @property
-    def gaps(self) -> tuple[str, ...]:
-        """Remarks for the coverage: backends whose calls from C++ no recorder shows."""
-        names = [name for name, dump in self._dumps.items() if dump is None and self.unseen_names]
-        return tuple(
-            f"collectives of {name} called from C++: unseen, no flight recorder" for name in names
+    def read(self) -> WindowCalls:
+        """Return what the recorders know."""
+        dumps = self._dumps if self._spans else {}
+        lacking = [name for name, dump in self._dumps.items() if dump is None]
+        return WindowCalls(
+            entries=tuple(self._read(dump) for dump in dumps.values() if dump is not None),
+            spans=self._spans,
+            groups=self._groups,
+            unseen_names=self._unseen_names,
+            gaps=tuple(
+                f"collectives of {name} called from C++: unseen, no flight recorder"
+                for name in lacking
+                if self._unseen_names
+            ),
         )
 
-    def amend(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield the same records, with durations from the flight recorder if it has them."""
-        entries = sorted(chain(*self._known()), key=lambda entry: entry.created_unix_ns)
-        is_timed = any(entry.duration_ns is not None for entry in entries)
-        return with_durations(records, entries, self._spans) if is_timed else iter(records)
-
-    def span(self, step: int) -> HostSpan | None:
-        """Return the time span of a hooked step."""
-        return self._spans.get(step)
-
-    def unseen(self, span: HostSpan, called: Iterable[Called]) -> list[FlightEntry]:
-        """Return calls of a step on known groups that are missing in ``called``, the calls hooks
-        saw."""
-        seen = list(called)
-        missed = chain(*(unhooked_entries(entries, seen, span) for entries in self._known()))
-        return [entry for entry in missed if entry.group in self.groups]
-
-    def _known(self) -> list[list[FlightEntry]]:
-        """Return the entries of each recorder, whose ring and numbers are its own."""
-        if self._entries is None:
-            dumps = self._dumps.values() if self._spans else ()
-            self._entries = [self._read(dump) for dump in dumps if dump is not None]
-        return self._entries
-
-    def _read(self, dump: Dump) -> list[FlightEntry]:
+    def _read(self, dump: Dump) -> tuple[FlightEntry, ...]:
         try:
             dumped = dump()
             text = dumped.decode() if isinstance(dumped, bytes) else dumped
-            if "duration_ms" not in text and not self.unseen_names:
-                return []
-            return parse_dump(text)
+            if "duration_ms" not in text and not self._unseen_names:
+                return ()
+            return tuple(parse_dump(text))
         except (RecordError, RuntimeError) as err:
             _log.warning("[forerun] %s; times of asynchronous calls stay upper bounds", str(err))
-            return []
+            return ()
 
 
 def known_groups(roles: GroupRoles) -> dict[str, KnownGroup]:
@@ -225,7 +189,7 @@ def known_groups(roles: GroupRoles) -> dict[str, KnownGroup]:
         if not hasattr(group, "group_name"):
             continue  # a placeholder number for groups without this rank
         role = roles.of(group, tuple(ranks))
-        groups[f"{group.group_desc}#{group.group_name}"] = KnownGroup(role, tuple(ranks))
+        groups[f"{group.group_desc}#{group.group_name}"] = KnownGroup(role=role, ranks=tuple(ranks))
     return groups
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
+from ...calib.marks.attribution import Attribution, OpenOperator, deepest
+from ...calib.marks.step_marks import Transfer
 from ...calib.records.kineto_trace import (
     CPU_OP,
     KERNEL,
@@ -31,6 +33,9 @@ from ...calib.records.kineto_trace import (
     work_of,
 )
 from ...calib.records.record_kinds import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
     CollectiveRecord,
     OperatorRecord,
     PhaseRecord,
@@ -39,10 +44,8 @@ from ...calib.records.record_kinds import (
 )
 from ...calib.workload.operators import OperatorKind, Phase
 from ..process.pacing import Pacer
-from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
-from ..sensors.step_log import StepLog, Transfer
+from ..sensors.step_log import StepLog
 from ..sensors.stopwatch import HostReadings
-from ._attribution import Attribution, OpenOperator, deepest
 
 _LAUNCH = re.compile(r"(cu|cuda|hip|ur|ze)[A-Z]")
 """Calls of CUDA's driver (used by cuBLAS on Hopper), of its runtime, of HIP, and of the two that

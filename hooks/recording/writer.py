@@ -1,9 +1,10 @@
 """One thread and one bounded queue per rank: records to ``records/<run>/rank-<n>.jsonl``.
 
-Training enqueues items and never waits.  Marks of hooked steps become records only when their
-window has closed, in small slices, so that this thread does not take the interpreter from training
-while it is being measured.  In a large world most ranks write no file, and those that do are
-bounded, like those of a small world beyond their first 32 MiB (see ``bounded_window``).  The first
+Training enqueues items and never waits.  The marks of a window are written as they are, in one
+line, when it has closed: who reads them makes records of them.  In a large world most ranks write
+no file, and those that do are bounded, like those of a small world beyond their first 32 MiB (see
+``bounded_window``): there, records are made here, in small slices, so that this thread does not
+take the interpreter from training.  The first
 line of a file is its header, which identifies the rank.
 """
 
@@ -16,14 +17,16 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ...calib.errors import RecordError, unwritable
+from ...calib.marks.marked_window import MarkedWindow
+from ...calib.marks.run_records import parse_header
+from ...calib.marks.window_records import WindowRecords
 from ...calib.records.files import open_owned
 from ...calib.records.record_kinds import SCHEMA, CoverageRecord, Header, Record, WindowRecord
-from ...calib.records.run_records import parse_header
 from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
 from ..process.guard import THREAD_NAME_PREFIX, Guard, is_failing
 from ..process.interpreter import running_version
@@ -32,7 +35,6 @@ from ..sensors.step_log import StepLog
 from ._bounded_window import BoundedWindow, line_of
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
-from .window_records import WindowRecords
 
 if TYPE_CHECKING:
     from ...calib.plain_json import JsonObject
@@ -214,7 +216,9 @@ class RecordWriter:
         """Write the steps of an unfinished window as the process ends, unless there is an
         exchange."""
         if self._exchange is None:
-            self._write(line_of(r) for log in self._window.logs for r in self._window.of(log))
+            self._write(
+                [self._marked(self._window).to_line(self._on_fault)] if self._window.logs else ()
+            )
         self._flush(is_last=True)
 
     def _give_up(self, err: OSError) -> None:
@@ -269,32 +273,33 @@ class RecordWriter:
 
     def _write_window(self, end: WindowEnd) -> None:
         window, self._window = self._window, WindowRecords()
-        window.flight = end.flight
+        try:
+            window.calls = end.flight.read()
+        except Exception as err:  # what hooks saw is written all the same
+            self._guard.fault(err)
         if self._bounded is not None:
             self._write_bounded(end, window, self._bounded)
         else:
-            for log in window.logs:
-                self._write_step(log, window)
-            closing = window.counted(end.record)
-            self._write(map(line_of, window.coverage(end.coverage, closing)))
-            self._write([line_of(window.summary(closing)), line_of(closing)])
+            marked = self._marked(window)
+            self._write(
+                [replace(marked, end=end.record, installed=end.coverage).to_line(self._on_fault)]
+            )
             self._flush()
             if end.on_written is not None:
                 end.on_written()
         if self._bounded is None and self._num_written >= WHOLE_NBYTES:
             self._bound(recording_plan(self._header().world_size))
 
-    def _write_step(self, log: StepLog, window: WindowRecords) -> None:
-        """Write a step's records; an inconsistent step does not affect others."""
-        try:
-            self._write(map(line_of, window.of(log)))
-        except Exception as err:
-            self._guard.fault(err)
-            self.num_dropped += 1
+    def _on_fault(self, err: Exception) -> None:
+        self._guard.fault(err)
+        self.num_dropped += 1
+
+    @staticmethod
+    def _marked(window: WindowRecords) -> MarkedWindow:
+        return MarkedWindow(steps=window.logs, step_ns=window.step_ns, calls=window.calls)
 
     def _write_bounded(self, end: WindowEnd, window: WindowRecords, bounded: BoundedWindow) -> None:
-        header = line_of(self._header())
-        closed = bounded.close(window, end.record, end.coverage, header=header)
+        closed = bounded.close(window, end.record, end.coverage)
         self._write(closed.lines)
         self._flush()
         if self._exchange is not None:

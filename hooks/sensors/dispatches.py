@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
+from ...calib.marks.step_marks import TransferKind
 from ...calib.workload.collectives import Collective, GroupRole
 from ...calib.workload.routing import expected_distinct
 from ..process.guard import Guard
@@ -25,7 +26,7 @@ from .modules import first_tensor, last_node, take_off
 from .process_groups import tensor_nbytes
 from .recorder import Recorder
 from .sites import UnhookableParts, find_unhookable, unhookable_reason
-from .step_log import StepLog, TransferKind
+from .step_log import StepLog
 
 _AT_DISPATCHER = ("token_dispatch", "token_combine")
 _AT_MANAGER = ("dispatch", "combine")

@@ -21,6 +21,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from ...calib.marks.step_marks import NO_SPAN
 from ...calib.workload.operators import OperatorKind
 from ..process.guard import Guard
 from ..process.inspection import attribute, class_names, is_tensor
@@ -28,7 +29,7 @@ from ..process.stand_ins import StandIns
 from .module_calls import CALLS, Methods, entries_of
 from .recorder import Recorder, around_mark, backward_mark
 from .sites import FORWARD, find_places, find_unhookable, natures, unhookable_reason
-from .step_log import NO_SPAN, Site, StepLog
+from .step_log import Site, StepLog
 
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _WithoutModes = torch._C.DisableTorchFunction

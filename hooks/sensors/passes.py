@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from ...calib.records.record_kinds import BACKWARD, FORWARD
 from ..process.guard import Guard
 from ..process.host import live_objects, references
 from ..process.stand_ins import StandIns
 from .module_calls import CALLS, entries_of
-from .recorder import BACKWARD, FORWARD, Recorder
+from .recorder import Recorder
 
 _ENGINE = "_engine_run_backward"
 _COMPILED = "torch._dynamo.compiled_autograd"

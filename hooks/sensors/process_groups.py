@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
 from ...calib.errors import ConfigError
+from ...calib.marks.step_marks import TransferKind
 from ...calib.workload.collectives import Collective, GroupRole
 from ...calib.workload.parallelism import Parallelism
 from ...calib.workload.ranks import group as ranks_of
@@ -25,7 +26,7 @@ from ..process.host import Reference, reference
 from ..process.inspection import is_tensor
 from ..process.stand_ins import stand_in
 from .recorder import Recorder
-from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
+from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog
 
 _ROLES = {
     "TENSOR_MODEL_PARALLEL_GROUP": GroupRole.TP,

@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 
-from .step_log import BITS, MARKS_PER_SPAN, NO_SHAPE, NO_SPAN, NO_TRANSFER, Code, StepLog
+from ...calib.marks.step_marks import BITS, NO_SHAPE, NO_SPAN, Code
+from ...calib.records.record_kinds import BACKWARD, FORWARD
+from .step_log import MARKS_PER_SPAN, NO_TRANSFER, StepLog
 from .stopwatch import DeviceStopwatch, Stopwatch
-
-FORWARD = "forward-compute"
-BACKWARD = "backward-compute"
-OPTIMIZER = "optimizer"
 
 _backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _PASSES = frozenset({FORWARD, BACKWARD})

@@ -11,16 +11,21 @@ the same micro-batches, except those that occur once or twice a step; all are co
 from __future__ import annotations
 
 import math
-from array import array
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
-from ...calib.workload.collectives import Collective, GroupRole
-from ...calib.workload.operators import Operator, OperatorKind
-from .stopwatch import NO_TIME, DeviceReadings, Issued, Readings
+from ...calib.marks.step_marks import (
+    BITS,
+    NO_SHAPE,
+    NO_SPAN,
+    NO_TIME,
+    Code,
+    MarkedSite,
+    StepMarks,
+    TransferKind,
+)
+from .stopwatch import DeviceReadings, Readings
 
 MAX_MARKS = 160_000
 """Marks of one step, 12 bytes each; on a device up to 36."""
@@ -28,12 +33,9 @@ MAX_WINDOW_MARKS = 1_600_000
 """Marks of all hooked steps of a window: about 22 MiB with their spans and transfers."""
 MAX_SHAPES = 2048
 """Different raw shapes in one step: routed tokens have some for every layer and micro-batch."""
-NO_SPAN = -1
-NO_SHAPE = -1
 NO_TRANSFER = -1
 UNKNOWN_TRANSFER = 0
 """Number for waits for a call that was made before the step."""
-BITS = 4
 MARKS_PER_SPAN = 5
 """Begin and end, forwards and backwards, and the end of our own part."""
 MOST_SELDOM_PASSES = 2
@@ -43,93 +45,19 @@ MOST_SELDOM_CALLS = 32
 micro-batches."""
 
 
-class Code(IntEnum):
-    """Meaning of a mark; its number identifies the span, transfer or phase."""
-
-    SPAN_BEGIN = 0  # as ``Recorder.begin_span`` writes it
-    SPAN_END = 1
-    BACKWARD_BEGIN = 2
-    BACKWARD_END = 3
-    WAIT_BEGIN = 4
-    WAIT_END = 5
-    CALL_DONE = 6  # the end of a call that left no work to wait for
-    PHASE_BEGIN = 7
-    PHASE_END = 8
-    HOOK_END = 9  # the time since the previous mark was our own
-    STALL_BEGIN = 10  # the step's stream begins to wait for another stream
-    STALL_END = 11
-    PAUSE_BEGIN = 12  # the framework's work in between belongs to no operator
-    PAUSE_END = 13
-    ENCLOSING_RESUMED = 14  # backwards, the work around that span resumes
-    REFUSED = 15  # from here on there is no space for operators (0), or marks of any kind (1)
-
-
-WAITING = frozenset(
-    {Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE, Code.STALL_BEGIN, Code.STALL_END}
-)
-"""Marks between which a stream waits."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """A hooked place in the model; ``layer`` is 0 outside the transformer layers."""
+class Site(MarkedSite):
+    """A hooked place in the model."""
 
-    kind: OperatorKind
-    layer: int = 0
     shape_of: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
     """Function from the result's shape to the canonical one, if a configuration gives the rest."""
     has_siblings: bool = False
     """True if sibling operators take the same input, or the surrounding work runs between them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferKind:
-    """Common fields of the calls of one collective on one group (with one peer)."""
-
-    collective: Collective
-    role: GroupRole
-    group: str
-    ranks: tuple[int, ...]
-    peer: int = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """A collective as it was called, without its times."""
-
-    kind: TransferKind
-    nbytes: int
-    sequence: int
-
-    @property
-    def called(self) -> dict[str, Any]:
-        """Fields of a ``CollectiveRecord``."""
-        shared = {name: getattr(self.kind, name) for name in TransferKind.__slots__}
-        return {**shared, "nbytes": self.nbytes, "sequence": self.sequence}
-
-
-def _numbers() -> array[int]:
-    return array("i")
-
-
 @dataclass(slots=True, kw_only=True)
-class StepLog:
-    """The marks of one step: ``what[i]`` is code and number, ``marks[i]`` the time.
-
-    ``streams[i]`` is the number of the mark's stream, 0 for that of the step; empty if there is one
-    time line.  A mark without a time is ``NO_TIME``.
-
-    ``samples[k]`` is the micro-batch of pass k, or -1 if its operators are not recorded; if
-    ``samples`` is empty all of them are.  Phases are complete, and transfers as far as there is
-    space.  For span s, ``span_sites[s]`` is its site and ``shapes[span_shapes[s]]`` its raw shape
-    and the bytes of an element.
-
-    ``site_weights[s]`` is the number of sites that a record of site s stands for, 0 if it is not
-    watched; empty: all are, and each stands for itself.
-
-    On a device ``issued`` has the host's times of its events, and ``events`` the event number of
-    each mark.  ``hook_times_ns[i]`` is how long our hooks delayed the host at mark i, 0 beyond its
-    end.
+class StepLog(StepMarks):
+    """The marks of a step while it is recorded, within bounds.
 
     With ``samples_transfers``, transfers of other passes are only counted, except seldom ones:
     ``frequent`` are the kinds of transfers in every pass, as determined in an earlier step; None if
@@ -139,12 +67,6 @@ class StepLog:
     ``counts_all`` it is never full, since a flight recorder's calls are compared with the counts.
     """
 
-    step: int
-    window: int
-    sites: tuple[Site, ...]
-    optimizer: Operator | None = None
-    samples: Sequence[int] = ()
-    site_weights: Sequence[float] = ()
     max_marks: int = MAX_MARKS
     samples_transfers: bool = False
     frequent: frozenset[TransferKind] | None = None
@@ -154,35 +76,12 @@ class StepLog:
     has_free_marks: bool = True
     counts_all: bool = False
     is_full: bool = False
-    is_host: bool = True
-    what: array[int] = field(default_factory=_numbers)
-    marks: array[int] = field(default_factory=lambda: array("q"))
-    streams: array[int] = field(default_factory=lambda: array("h"))
-    issued: Issued | None = None
-    events: array[int] = field(default_factory=lambda: array("q"))
-    hook_times_ns: array[int] = field(default_factory=lambda: array("q"))
-    span_sites: array[int] = field(default_factory=_numbers)
-    span_shapes: array[int] = field(default_factory=_numbers)
-    shapes: list[tuple[Any, int]] = field(default_factory=list)
     shape_numbers: dict[Hashable, int] = field(default_factory=dict)
-    phases: list[tuple[str, int]] = field(default_factory=list)
     open_phases: dict[str, list[int]] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
-    kinds: list[TransferKind] = field(default_factory=list)
-    num_calls: list[int] = field(default_factory=list)
     is_frequent: list[bool] = field(default_factory=list)
-    num_pass_calls: list[int] = field(default_factory=list)
     num_passes: list[int] = field(default_factory=list)
-    """By kind of transfer: the calls inside passes, and the passes that have one."""
-    counted: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Transfers that were not timed, by kind and bytes."""
-    untimed_passes: set[int] = field(default_factory=set)
-    """Numbers of phases whose frequent transfers were not timed."""
-    transfer_kinds: array[int] = field(default_factory=lambda: array("i", [-1]))
-    transfer_sequences: array[int] = field(default_factory=lambda: array("i", [0]))
-    transfer_nbytes: array[int] = field(default_factory=lambda: array("q", [0]))
-    transfer_passes: array[int] = field(default_factory=lambda: array("i", [-1]))
-    """Phase number of the pass around each transfer, -1 outside of passes."""
+    """By kind of transfer: the passes that have one."""
     num_free_marks: int = 0
     max_spans: int = 0
     num_dropped: int = 0
@@ -327,20 +226,10 @@ class StepLog:
     def kind_number(self, kind: TransferKind) -> int:
         """Return the number of a kind of transfer in this step."""
         if kind not in self.kinds:
-            self.kinds.append(kind)
             self.is_frequent.append(self.frequent is None or kind in self.frequent)
-            for counts in (self.num_calls, self.num_pass_calls, self.num_passes):
-                counts.append(0)
+            self.num_passes.append(0)
             self._last_passes.append(-1)
-        return self.kinds.index(kind)
-
-    def transfer(self, number: int) -> Transfer:
-        """Return the transfer of that number, from 1 on."""
-        return Transfer(
-            kind=self.kinds[self.transfer_kinds[number]],
-            nbytes=self.transfer_nbytes[number],
-            sequence=self.transfer_sequences[number],
-        )
+        return StepMarks.kind_number(self, kind)
 
     def resolve(self, end_s: float = math.inf) -> bool:
         """Convert marks to nanoseconds if possible without waiting; True when done.
@@ -379,8 +268,3 @@ class StepLog:
             self.readings.give_back()
         self.readings = None
         self.num_dropped += len(self.what)
-
-
-def unpack_mark(what: int) -> tuple[int, int]:
-    """Return code and number of a mark."""
-    return what & (1 << BITS) - 1, what >> BITS

@@ -12,15 +12,12 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-NO_TIME = -(1 << 62)
-"""A mark without a known time; whatever depends on it is dropped."""
+from ...calib.marks.step_marks import NO_TIME, STEP_STREAM, Issued
+
 MAX_EVENTS = 65_536
 """Limit on existing events."""
-STEP_STREAM = 0
-"""Number of the stream that was current when the step began; others are numbered as they come."""
 REBASE_MS = 128.0
 """Age at which the reference is renewed: readings are float32 milliseconds, beyond this coarser
 than 16 ns."""
@@ -32,20 +29,6 @@ _SLICE_EVENTS = 16
 
 DeviceEvent = Any
 """``torch.cuda.Event``, of which ``record``, ``query`` and ``elapsed_time`` are used."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
-    """Times at which the host issued the events of a step, in nanoseconds of its clock.
-
-    ``host_ns`` has a time for each event number.  After the end of the step, at ``queried_ns``, the
-    device had passed all events of the step's stream before number ``late``, but not that one; -1:
-    it had passed all, or could not be queried.
-    """
-
-    host_ns: array[int]
-    late: int = -1
-    queried_ns: int = 0
 
 
 class HostReadings:

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from ...calib.marks.step_marks import NO_TIME, TransferKind
 from ...calib.units import NS_PER_S
 from ..recording.window import thin_samples
-from ..sensors.step_log import StepLog, TransferKind
-from ..sensors.stopwatch import MAX_EVENTS, NO_TIME
+from ..sensors.step_log import StepLog
+from ..sensors.stopwatch import MAX_EVENTS
 
 COST_FRAC = 0.015
 """Share of a step that recording its operators may add to it, on average over hooked steps."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...calib.records.record_kinds import OPTIMIZER
 from ...calib.workload.config import Cadence, RunConfig
 from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..process.host import Host, updated_by
@@ -22,7 +23,6 @@ from ..process.interpreter import companion_command
 from ..process.ranks import current_rank
 from ..process.settings import CadenceHint, RankInfo, Settings
 from ..sensors.optimizer_steps import OptimizerSteps
-from ..sensors.recorder import OPTIMIZER
 from .chain import num_replicas, roles_in, unseen_in
 from .data_watch import DataWatch, LoopObserver
 from .first_step import FrameworkSettings, is_self_described

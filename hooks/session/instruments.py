@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...calib.marks.window_records import coverage_name
 from ...calib.records.record_kinds import CoverageRecord
 from ...calib.workload.config import RunConfig
 from ...calib.workload.operators import OperatorKind
@@ -18,7 +19,6 @@ from ..process.stand_ins import pass_over_package
 from ..recording.flight_recorder import COLLECTIVES, FlightRecorder
 from ..recording.kineto import traced_samples
 from ..recording.window import layer_weights, samples
-from ..recording.window_records import coverage_name
 from ..sensors.captured import find_regions, graphs_remark, why_no_operators
 from ..sensors.compiling import CompileWatch, StallHooks
 from ..sensors.dispatches import DispatchHooks

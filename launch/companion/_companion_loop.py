@@ -107,6 +107,7 @@ class CompanionLoop:
         self._earlier = EarlierRuns(settings.directory)
         self._reader = RunReader(settings.directory, rank.run_id)
         self._windows, self._closed = RecentWindows(), ClosedWindows()
+        self._absent: frozenset[int] = frozenset()
         self._answer: Answer | None = None
         self._met: tuple[str, ...] = ()
         self._met_before = self._met
@@ -160,8 +161,11 @@ class CompanionLoop:
             return False
         try:
             self._windows.add(self._reader.read())
-            if not self._windows.is_complete(closed.window) and not is_patience_over:
+            is_complete = self._windows.is_complete(closed.window, without=self._absent)
+            if not is_complete and not is_patience_over:
                 return False
+            # Files on other nodes, which are waited for once.
+            self._absent = self._windows.lacking(closed.window)
             self._analyse(closed, now_unix_s)
         except ForerunError as err:
             # Incomplete files may still be completed; an analysis that failed would fail again.

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.records.record_kinds import PhaseRecord
+from forerun.calib.records.record_kinds import BACKWARD, FORWARD, PhaseRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD
 from forerun.hooks.session.session import SAVE
 
 pytestmark = pytest.mark.nightly

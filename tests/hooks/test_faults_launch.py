@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from launched import Launch
 
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import OperatorRecord, StepRecord, WindowRecord
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run, run_ids
 
 pytest.importorskip("megatron")

@@ -1,8 +1,9 @@
-"""Sixteen real ranks on two nodes without a common disk: one directory gets to know all of them."""
+"""Sixteen real ranks on two nodes without a common disk: files of each, summaries of all."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import many_ranks
 import pytest
 
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     OperatorRecord,
@@ -17,11 +19,10 @@ from forerun.calib.records.record_kinds import (
     StepRecord,
     WindowRecord,
 )
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.recent import RecentWindows
 from forerun.calib.samples.store import RunReader, read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.workload.recording import MESSAGE_NBYTES, RecordingDetail, recording_plan
+from forerun.calib.workload.recording import RecordingDetail, recording_plan
 
 pytestmark = pytest.mark.slow
 PLAN = recording_plan(many_ranks.WORLD, many_ranks.LAYOUT)
@@ -49,8 +50,17 @@ def home(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(home: Path) -> RunRecords:
-    return read_run(home)
+def collected(directory: Path, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home node's directory once the other's records are copied into it."""
+    folder = tmp_path_factory.mktemp("collected")
+    for node in (home, *(one for one in directory.glob("node*") if one != home)):
+        shutil.copytree(node / "records", folder / "records", dirs_exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(collected: Path) -> RunRecords:
+    return read_run(collected)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +76,26 @@ def test_training_is_what_it_is_without_us(directory: Path) -> None:
         assert row["hooked_calls"] == row["bare_calls"] == [2 * many_ranks.NUM_STEPS] * 2
 
 
-def test_the_home_node_has_the_records_of_all_that_record(
-    run: RunRecords, home: Path, table: SampleTable
+def test_the_home_node_says_what_it_lacks_and_how_to_get_it(home: Path) -> None:
+    run = read_run(home)
+    missing = [rank for rank in PLAN.recorders if rank not in run.records]
+    assert 0 < len(missing) < len(PLAN.recorders)
+    (problem,) = run.problems
+    assert f"missing: {', '.join(map(str, missing))}" in problem
+    assert f"copy their records/{run.run_id} here" in problem
+    assert build_table(run).collectives.shape[0]
+    windows = RecentWindows()
+    windows.add(RunReader(home, run.run_id).read())
+    assert windows.lacking(0) == set(missing) and not windows.is_complete(0)
+    assert windows.is_complete(0, without=windows.lacking(0))
+
+
+def test_collected_records_are_those_of_all_that_record(
+    run: RunRecords, collected: Path, table: SampleTable
 ) -> None:
     assert tuple(run.records) == PLAN.recorders and run.problems == ()
     windows = RecentWindows()
-    windows.add(RunReader(home, run.run_id).read())
+    windows.add(RunReader(collected, run.run_id).read())
     assert windows.is_complete(0) and not windows.is_complete(1)
     assert windows.table().equals(table)
     numbers = {
@@ -115,12 +139,9 @@ def test_the_other_node_has_its_own_files_alone(directory: Path, home: Path) -> 
     for node, ranks in enumerate(NODES):
         folder = directory / f"node{node}"
         recorded_ranks = {int(path.stem[-5:]) for path in folder.glob("records/*/rank-*.jsonl")}
-        received = {int(path.stem[-5:]) for path in folder.glob("records/*/received-*.jsonl")}
         assert recorded_ranks == set(PLAN.recorders) & set(ranks)
-        assert received == (set(PLAN.recorders) - set(ranks) if folder == home else set())
+        assert (folder == home) == bool([*folder.glob("records/*/summaries.jsonl")])
 
 
 def test_what_was_sent_is_bounded(home: Path) -> None:
-    sizes = [path.stat().st_size for path in home.glob("records/*/received-*.jsonl")]
-    assert sizes and max(sizes) <= MESSAGE_NBYTES
     assert (next(home.glob("records/*/summaries.jsonl"))).stat().st_size < 4096

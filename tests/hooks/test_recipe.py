@@ -22,6 +22,7 @@ from forerun.calib.arguments.taken_options import (
     options_in,
 )
 from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
@@ -30,7 +31,6 @@ from forerun.calib.records.record_kinds import (
     StepRecord,
     WindowRecord,
 )
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.records.run_values import NAME, Launch
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole

@@ -13,8 +13,8 @@ import pytest
 from launched import torchrun
 
 from forerun.calib.layers.stage_work import stage_operators, step_collectives
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, StepRecord
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind

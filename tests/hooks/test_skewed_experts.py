@@ -14,8 +14,8 @@ import pytest
 from launched import torchrun
 
 from forerun.calib.answers.run_measurements import Measurements
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import OperatorRecord
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.operators import OperatorKind, Phase

@@ -20,8 +20,8 @@ from launched import Launch
 from written_files import check_written_files
 
 from forerun.calib.layers.stage_work import step_collectives
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, StepRecord
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import GroupRole
 

@@ -186,9 +186,7 @@ HOOKS = (
     Fault(
         name="marks of a step cannot be attributed",
         rows=Rows(steps=ALL.steps, whole=(6,), windows=(0,)),
-        arrange=fails(
-            "forerun.hooks.recording._attribution:Attribution.records", IndexError("mark")
-        ),
+        arrange=fails("forerun.calib.marks.attribution:Attribution.records", IndexError("mark")),
     ),
     Fault(
         name="the exit handler fails",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from forerun.calib.records.record_kinds import Header, StepRecord
+from forerun.calib.marks.step_marks import TransferKind
+from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OPTIMIZER, Header, StepRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, optimizer_operator
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.ranks import group, position
 from forerun.hooks.recording.window import samples
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder, backward_mark
-from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
+from forerun.hooks.sensors.recorder import Recorder, backward_mark
+from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 KINDS = (

@@ -39,13 +39,14 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks
-from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.recipes.stand_in_cuda import install as stand_in
 

@@ -33,12 +33,13 @@ from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import ProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.modules import ModuleHooks
-from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.sensors.timers import TimerHooks
 from forerun.recipes.stand_in_cuda import install as stand_in

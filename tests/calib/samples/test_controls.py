@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.fit.calibration import calibrate
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, Record
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples._operator_rows import Controls, controls_of
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table

@@ -8,8 +8,8 @@ import pytest
 
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.estimates import Source
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, Record, from_dict
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run, read_table, write_table
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole

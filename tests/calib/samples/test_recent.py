@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.errors import RecordError
-from forerun.calib.records.run_records import MOST_PROBLEMS
+from forerun.calib.marks.run_records import MOST_PROBLEMS
 from forerun.calib.samples.recent import NUM_AS_RECORDS, NUM_WINDOWS, RecentWindows
 from forerun.calib.samples.store import NewRecords, RunReader, read_run
 from forerun.calib.samples.table import SampleTable, build_table

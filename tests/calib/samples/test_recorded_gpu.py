@@ -14,7 +14,7 @@ import pytest
 
 from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.differences._settings import Settings
-from forerun.calib.records.run_records import RunRecords
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 

@@ -10,6 +10,7 @@ import pytest
 
 from forerun.calib.answers.run_measurements import Measurements
 from forerun.calib.errors import CalibrationError
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     OperatorRecord,
@@ -17,7 +18,6 @@ from forerun.calib.records.record_kinds import (
     Record,
     StepRecord,
 )
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.collectives import Collective, GroupRole

@@ -17,6 +17,7 @@ import wandb_file
 from launched import Launch
 
 from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
@@ -25,7 +26,6 @@ from forerun.calib.records.record_kinds import (
     StepFlag,
     StepRecord,
 )
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective
 from forerun.calib.workload.operators import OperatorKind, Phase

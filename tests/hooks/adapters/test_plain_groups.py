@@ -13,8 +13,8 @@ import plain_groups as script
 import pytest
 from launched import torchrun
 
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.collectives import Collective, GroupRole

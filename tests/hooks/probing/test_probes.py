@@ -21,6 +21,7 @@ from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.estimates import Source
 from forerun.calib.layers.stage_work import stage_operators, step_collectives
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     OperatorRecord,
@@ -28,7 +29,6 @@ from forerun.calib.records.record_kinds import (
     StepFlag,
     StepRecord,
 )
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.collectives import Collective, GroupRole

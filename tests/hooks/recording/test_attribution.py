@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.calib.marks._waits import BLOCKED_NS
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks.step_marks import TransferKind
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase, optimizer_operator
-from forerun.hooks.recording._attribution import Attribution
-from forerun.hooks.recording._waits import BLOCKED_NS
 from forerun.hooks.sensors.recorder import Recorder, backward_mark
-from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
+from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 LAYER, ATTENTION, QKV, PROJ = range(4)

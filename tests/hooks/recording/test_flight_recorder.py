@@ -15,10 +15,11 @@ from device_timeline import capturing, installed
 from torch._C import _distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks.window_records import WindowRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, WindowRecord
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording import flight_recorder
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.recording.flight_recorder import (
     FlightRecorder,
     capture_safe_dump,
@@ -26,7 +27,6 @@ from forerun.hooks.recording.flight_recorder import (
     find_exchange,
     prepare,
 )
-from forerun.hooks.recording.window_records import WindowRecords
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
@@ -80,7 +80,7 @@ def test_durations_reach_the_asynchronous_calls_of_their_step(group):
     flight = FlightRecorder(only(lambda: dump_with_durations(8)), environ=TIMED)
     dist.all_reduce(torch.ones(4))  # before the step: none of its calls
     logs = [step(flight, 3), step(flight, 6)]
-    window = flight.close_window()
+    window = flight.close_window().read()
     for log in logs:
         records = [*window.amend(Attribution(log).records())]
         calls = [r for r in records if isinstance(r, CollectiveRecord)]
@@ -95,7 +95,7 @@ def test_without_durations_the_records_stay_as_they_are(group, dump, caplog):
     flight = FlightRecorder(dump and only(dump), environ=TIMED)
     log = step(flight, 3)
     plain = [*Attribution(log).records()]
-    assert [*flight.close_window().amend(iter(plain))] == plain
+    assert [*flight.close_window().read().amend(iter(plain))] == plain
     assert bool(caplog.records) == (dump is not None)
 
 
@@ -119,7 +119,7 @@ def test_it_is_dumped_only_where_it_can_add_something(group, environ, unseen, is
 
     flight = FlightRecorder(only(dump), unseen=unseen, environ=environ)
     log = step(flight, 3)
-    assert [*flight.close_window().amend(Attribution(log).records())]
+    assert [*flight.close_window().read().amend(Attribution(log).records())]
     assert bool(dumps) == is_expected
 
 
@@ -249,8 +249,8 @@ def test_a_build_for_cuda_without_a_driver_is_asked_for_what_gloo_recorded(group
     flight.begin_step()
     dist.all_reduce(torch.ones(16))
     flight.end_step(3)
-    window = flight.close_window()
-    span = window.span(3)
+    window = flight.close_window().read()
+    span = window.spans.get(3)
     assert span is not None and window.gaps == ()
     assert [entry.nbytes for entry in window.unseen(span, ())] == [64]
 
@@ -285,12 +285,12 @@ def test_a_backend_without_a_recorder_is_named_and_costs_no_other(group, monkeyp
     flight.begin_step()
     dist.all_reduce(torch.ones(16))
     flight.end_step(3)
-    window = flight.close_window()
-    span = window.span(3)
+    window = flight.close_window().read()
+    span = window.spans.get(3)
     assert span is not None and len(window.unseen(span, ())) == 1
     assert window.gaps == ("collectives of mpi called from C++: unseen, no flight recorder",)
     end = WindowRecord(window=0, first_step=3, last_step=3, num_faults=0, num_dropped=0)
-    (remark,) = WindowRecords(flight=window).coverage((), end)
+    (remark,) = WindowRecords(calls=window).coverage((), end)
     assert (remark.name, remark.installed) == (window.gaps[0], 0)
 
 
@@ -310,8 +310,8 @@ def test_what_a_hook_of_torchs_own_recorded_is_read_under_its_backends_name():
         flight.begin_step()
         dist.all_reduce(torch.ones(16))
         flight.end_step(3)
-        window = flight.close_window()
-        span = window.span(3)
+        window = flight.close_window().read()
+        span = window.spans.get(3)
         assert span is not None and window.gaps == ()
         assert [entry.nbytes for entry in window.unseen(span, ())] == [64]
     finally:
@@ -325,5 +325,5 @@ def test_a_recorder_that_cannot_be_asked_costs_no_record(group, caplog):
     flight = FlightRecorder(only(dump), environ=TIMED)
     log = step(flight, 3)
     plain = [*Attribution(log).records()]
-    assert [*flight.close_window().amend(iter(plain))] == plain
+    assert [*flight.close_window().read().amend(iter(plain))] == plain
     assert "error 35" in caplog.text and len(caplog.records) == 1

@@ -16,11 +16,10 @@ import pytest
 from device_clock import LAUNCH_S, MAX_IN_FLIGHT
 from played_step import LAYER, LINEAR, POSITION, Costs, Play, operators
 
-from forerun.calib.records.record_kinds import OperatorRecord
+from forerun.calib.marks import _waits as host_pace
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OperatorRecord
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.recording import _waits as host_pace
-from forerun.hooks.recording._attribution import Attribution
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD
 
 CALL_S = {LAYER: 40e-6, POSITION: 15e-6, LINEAR: 25e-6}
 NUM_CALLS = {LAYER: 4, POSITION: 3, LINEAR: 2}

@@ -19,7 +19,15 @@ from torch import nn
 from torch.autograd.profiler import KinetoStepTracker
 from torch.profiler import ProfilerActivity
 
-from forerun.calib.records.record_kinds import CoverageRecord, StepFlag, StepRecord, TraceRecord
+from forerun.calib.records.record_kinds import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    CoverageRecord,
+    StepFlag,
+    StepRecord,
+    TraceRecord,
+)
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.calib.workload.run_options import TraceChoice
@@ -28,7 +36,7 @@ from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.kineto import Tracer, reason_against
 from forerun.hooks.recording.traced import MARK, TracedStep
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder
+from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.session.instruments import Instruments

@@ -7,13 +7,14 @@ from device_clock import Clock
 from device_streams import Device, Event, install_device, uninstall_device
 from device_truth import Truth
 
-from forerun.calib.records.record_kinds import CollectiveRecord, Header, StepRecord
-from forerun.calib.records.run_records import RunRecords
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks.run_records import RunRecords
+from forerun.calib.marks.step_marks import TransferKind
+from forerun.calib.records.record_kinds import BACKWARD, CollectiveRecord, Header, StepRecord
 from forerun.calib.samples.table import build_live_table
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.hooks.recording._attribution import Attribution
-from forerun.hooks.sensors.recorder import BACKWARD, Recorder
-from forerun.hooks.sensors.step_log import StepLog, TransferKind
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import DeviceStopwatch
 
 SCATTER = TransferKind(

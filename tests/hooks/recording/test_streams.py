@@ -16,15 +16,21 @@ from device_truth import Truth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks.step_marks import NO_TIME, TransferKind
+from forerun.calib.marks.window_records import WindowRecords, mean_waits, transfer_weights
+from forerun.calib.records.record_kinds import (
+    FORWARD,
+    CollectiveRecord,
+    OperatorRecord,
+    PhaseRecord,
+)
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.recording._attribution import Attribution
-from forerun.hooks.recording.window_records import WindowRecords, mean_waits, transfer_weights
 from forerun.hooks.sensors import stopwatch
-from forerun.hooks.sensors.recorder import FORWARD, Recorder
-from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
-from forerun.hooks.sensors.stopwatch import NO_TIME, DeviceStopwatch
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import Site, StepLog
+from forerun.hooks.sensors.stopwatch import DeviceStopwatch
 
 SITES = tuple(Site(kind=OperatorKind.LINEAR_FC1, layer=layer) for layer in range(3))
 GATHER = TransferKind(

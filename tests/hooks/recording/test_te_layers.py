@@ -14,17 +14,17 @@ from te_layers import TEExchangedLinear, TEGroupedLinear, TransformerLayer
 from te_traces import node_events
 from torch import nn
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.kineto_trace import (
     busy_ns,
     num_products,
     work_of,
 )
-from forerun.calib.records.record_kinds import OperatorRecord
+from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OperatorRecord
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.modules import ModuleHooks
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder
+from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import DeviceStopwatch
 

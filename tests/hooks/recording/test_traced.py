@@ -14,15 +14,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.calib.marks.step_marks import TransferKind
 from forerun.calib.records.kineto_trace import DEVICE_WORK, work_of
-from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, TraceRecord
+from forerun.calib.records.record_kinds import (
+    BACKWARD,
+    FORWARD,
+    CollectiveRecord,
+    CoverageRecord,
+    TraceRecord,
+)
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.calib.workload.run_options import TraceChoice
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.traced import MARK, TracedStep, _event
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
-from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
+from forerun.hooks.sensors.recorder import Recorder, backward_mark
+from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import HostReadings
 from forerun.hooks.session._trace_turns import Tracing
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.marks.step_marks import Code, TransferKind, unpack_mark
+from forerun.calib.marks.window_calls import KnownGroup, WindowCalls
+from forerun.calib.marks.window_records import WindowRecords, add_unseen
 from forerun.calib.records.flight import HostSpan
 from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.hooks.recording.flight_recorder import FlightWindow, KnownGroup
-from forerun.hooks.recording.window_records import WindowRecords, add_unseen
+from forerun.hooks.recording.flight_recorder import FlightWindow
 from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.step_log import Code, StepLog, TransferKind, unpack_mark
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 UNIX_NS, CLOCK_NS, MS = 10**18, 5_000_000_000, 1_000_000
@@ -35,14 +37,14 @@ def entry(number: int, at_ms: float, size: int, name: str = "gloo:all_reduce", *
     } | more
 
 
-def window(*entries: dict) -> FlightWindow:
+def window(*entries: dict) -> WindowCalls:
     span = HostSpan(begin_ns=UNIX_NS, end_ns=UNIX_NS + 100 * MS, clock_ns=CLOCK_NS)
     return FlightWindow(
         {"gloo": lambda: json.dumps({"entries": entries})},
         {3: span},
-        {"default_pg#0": KnownGroup(GroupRole.DP, (0, 1))},
+        {"default_pg#0": KnownGroup(role=GroupRole.DP, ranks=(0, 1))},
         (NAME,),
-    )
+    ).read()
 
 
 def log_of(*calls: tuple[str, str, float], is_host: bool = True) -> StepLog:
@@ -65,8 +67,8 @@ def passes(is_host: bool = True) -> StepLog:
     )
 
 
-def records(log: StepLog, flight: FlightWindow) -> tuple[list[CollectiveRecord], list[PhaseRecord]]:
-    records = [*WindowRecords(flight=flight).of(log)]
+def records(log: StepLog, flight: WindowCalls) -> tuple[list[CollectiveRecord], list[PhaseRecord]]:
+    records = [*WindowRecords(calls=flight).of(log)]
     return (
         [r for r in records if isinstance(r, CollectiveRecord)],
         [r for r in records if isinstance(r, PhaseRecord)],

@@ -10,19 +10,19 @@ import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from forerun.calib.marks.marked_window import TYPE, MarkedWindow
+from forerun.calib.marks.window_calls import WindowCalls
 from forerun.calib.records.record_kinds import (
     SCHEMA,
     CoverageRecord,
     Header,
     OperatorRecord,
-    Record,
     StepRecord,
     WindowRecord,
     to_dict,
@@ -65,8 +65,20 @@ def writer(tmp_path: Path) -> RecordWriter:
     return RecordWriter(tmp_path, header, Guard())
 
 
+problems: list[str] = []
+
+
 def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The lines of a file, a window's marks as the records that a reader makes of them."""
+    known: list[dict] = []
+    for line in path.read_text().splitlines():
+        value = json.loads(line)
+        if value["type"] == TYPE:
+            window = MarkedWindow.from_json(value, problems.append)
+            known += map(to_dict, window.records(problems.append))
+        else:
+            known.append(value)
+    return known
 
 
 def test_a_file_starts_with_its_header_and_keeps_the_order(
@@ -206,10 +218,10 @@ def test_the_remedy_follows_what_the_file_raised(
 def test_what_fails_while_records_are_made_is_no_failure_of_the_file(
     tmp_path: Path, clock, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    """The step is lost and the fault is said; the window's other records are written."""
+    """The fault is said, and what hooks saw is written."""
 
     class Broken(FlightWindow):
-        def amend(self, records: Iterable[Record]) -> Iterator[Record]:
+        def read(self) -> WindowCalls:
             raise kind("the capture mode of a thread cannot be changed: error 35")
 
     writer = RecordWriter(tmp_path, header, guard := Guard())
@@ -223,7 +235,7 @@ def test_what_fails_while_records_are_made_is_no_failure_of_the_file(
     writer.close()
     types = [r["type"] for r in lines(tmp_path / "records" / "r" / "rank-00000.jsonl")]
     assert types == ["header", "step", "rank", "window"]
-    assert not writer.is_broken and (guard.num_faults, writer.num_dropped) == (1, 1)
+    assert not writer.is_broken and (guard.num_faults, writer.num_dropped) == (1, 0)
     (line,) = [record.getMessage() for record in caplog.records]
     assert "hook fault" in line and "error 35" in line and "recording is off" not in line
 
@@ -247,7 +259,7 @@ def test_a_full_disk_switches_recording_off_in_one_line(
 def test_the_file_of_a_small_world_is_bounded_and_keeps_its_first_windows_whole(
     tmp_path: Path, clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer_module, "WHOLE_NBYTES", 20_000)
+    monkeypatch.setattr(writer_module, "WHOLE_NBYTES", 8_000)
     monkeypatch.setattr(bounded_window, "PACKED_NBYTES", 60_000)
     writer, path = RecordWriter(tmp_path, header, Guard()), tmp_path / "records/r/rank-00000.jsonl"
     recorder, sites = Recorder(HostStopwatch(clock)), (Site(kind=OperatorKind.NORM),) * 40
@@ -280,7 +292,7 @@ def test_the_file_of_a_small_world_is_bounded_and_keeps_its_first_windows_whole(
     assert num_operators[0] == 4 * len(sites) and num_operators[79] == 0
     assert sorted(num_operators.values(), reverse=True) == list(num_operators.values())
     growth = [after - before for before, after in pairwise(sizes)]
-    assert growth[0] > 10_000 > 1000 > growth[-1] == growth[-2]
+    assert growth[0] > 3_000 > 1000 > growth[-1] > 0
     assert len(num_operators) > 4
 
 

@@ -26,12 +26,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from forerun.calib.layers._experts import expert_modules
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Dispatcher, Experts, Parallelism
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.dispatches import DispatchHooks, _ends, _shares
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord, from_dict, to_dict
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.modules import ModuleHooks
-from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 HIDDEN, FFN, EXPERTS, TOP_K, TOKENS = 8, 6, 4, 2, 16

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import CollectiveRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Parallelism
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.recording.flight_recorder import known_groups
 from forerun.hooks.sensors.process_groups import (
     GroupRoles,

@@ -20,15 +20,16 @@ from small_decoder import BATCH, SEQ, Model
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors import module_calls, modules
 from forerun.hooks.sensors.modules import ModuleHooks
-from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.sites import find_places
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 

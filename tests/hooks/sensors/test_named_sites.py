@@ -18,16 +18,16 @@ from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from forerun.calib.arguments.hugging_face import Training, from_training
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.compiling import StallHooks
 from forerun.hooks.sensors.modules import ModuleHooks, local
-from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.sites import expert_parts, find_unhookable, transformers_config
-from forerun.hooks.sensors.step_log import Site
+from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 TOKENS, PLANTED_S = BATCH * SEQ, 0.3

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from forerun.calib.records.record_kinds import CollectiveRecord
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.records.record_kinds import FORWARD, CollectiveRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.sensors.process_groups import PAYLOADS, ProcessGroupHooks, role_of
-from forerun.hooks.sensors.recorder import FORWARD, Recorder, StepLog
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 

@@ -8,12 +8,13 @@ from collections import Counter
 import pytest
 from simulated_steps import KINDS
 
-from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks.step_marks import TransferKind
+from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.hooks.recording._attribution import Attribution
 from forerun.hooks.recording.window import samples
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
-from forerun.hooks.sensors.step_log import MAX_WINDOW_MARKS, Site, StepLog, TransferKind
+from forerun.hooks.sensors.recorder import Recorder, backward_mark
+from forerun.hooks.sensors.step_log import MAX_WINDOW_MARKS, Site, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 LIMIT_NBYTES = 50 * 2**20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.calib.marks._shapes import canonical_shape
 from forerun.calib.workload.operators import OperatorKind as K
-from forerun.hooks.recording._shapes import canonical_shape
 
 # Sequence 16, micro-batch 2, hidden 64, 8 heads of 8, 4 query groups, ffn 128, vocabulary 96; tp 2.
 SEQ, BATCH, HIDDEN = 16, 2, 64

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.calib.marks.step_marks import NO_TIME
 from forerun.hooks.sensors import stopwatch
-from forerun.hooks.sensors.stopwatch import NO_TIME, DeviceStopwatch, HostStopwatch
+from forerun.hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
 
 
 class FakeStream:

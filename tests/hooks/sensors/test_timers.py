@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.marks.attribution import Attribution
 from forerun.calib.records.record_kinds import PhaseRecord
 from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording._attribution import Attribution
-from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.sensors.timers import TimerHooks
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.hooks.recording._waits import TransferTimes, exposures
+from forerun.calib.marks._waits import TransferTimes, exposures
 
 MOMENTS = st.integers(0, 1_000_000)
 

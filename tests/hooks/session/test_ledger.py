@@ -12,7 +12,9 @@ from device_truth import Truth
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.record_kinds import (
+    FORWARD,
     SCHEMA,
     CoverageRecord,
     Header,
@@ -21,13 +23,12 @@ from forerun.calib.records.record_kinds import (
     StepRecord,
     WindowRecord,
 )
-from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.window import WindowPlan, samples, thin_samples
 from forerun.hooks.recording.writer import RecordWriter
-from forerun.hooks.sensors.recorder import FORWARD, Recorder
+from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import MAX_EVENTS
 from forerun.hooks.session._ledger import MOST_LATE_S, MOST_LATE_STEPS, Ledger

@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from small_decoder import BATCH, SEQ, Model, TransformerLayer
 from torch import nn
 
-from forerun.calib.records.record_kinds import OperatorRecord, from_dict, to_dict
+from forerun.calib.marks._waits import MOST_QUEUED, host_times, lags_of
+from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks.step_marks import NO_TIME
+from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OperatorRecord, from_dict, to_dict
 from forerun.calib.samples._operator_rows import host_microbatch_rows, operator_rows
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, WeakHost
-from forerun.hooks.recording._attribution import Attribution
-from forerun.hooks.recording._waits import MOST_QUEUED, host_times, lags_of
 from forerun.hooks.recording.window import layer_weights
-from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder
+from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.sites import find_places, natures
 from forerun.hooks.sensors.step_log import Site, StepLog
-from forerun.hooks.sensors.stopwatch import NO_TIME, DeviceStopwatch
+from forerun.hooks.sensors.stopwatch import DeviceStopwatch
 from forerun.hooks.session import instruments
 from forerun.hooks.session._mark_budget import COST_FRAC, MarkBudget
 from forerun.hooks.session.instruments import Instruments

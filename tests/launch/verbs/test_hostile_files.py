@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from forerun.calib.answers.request import Request
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ForerunError
+from forerun.calib.marks.run_records import RankFile, SummaryFile
 from forerun.calib.records.files import read_json, read_lines
-from forerun.calib.records.run_records import RankFile, SummaryFile
 from forerun.calib.samples.store import read_run, read_table, write_table
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig

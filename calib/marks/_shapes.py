@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ...calib.workload.operators import OperatorKind
+from ..workload.operators import OperatorKind
 
 Shape = tuple[int, ...]
 _LINEARS = frozenset(kind for kind in OperatorKind if kind.is_linear)

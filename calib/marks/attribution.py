@@ -24,13 +24,29 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
 
-from ...calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, Record
-from ...calib.workload.operators import OperatorKind, Phase
-from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
-from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, unpack_mark
-from ..sensors.stopwatch import NO_TIME, STEP_STREAM
+from ..records.record_kinds import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
+    CollectiveRecord,
+    OperatorRecord,
+    PhaseRecord,
+    Record,
+)
+from ..workload.operators import OperatorKind, Phase
 from ._shapes import Shape, canonical_shape
 from ._waits import TransferTimes, Waits, exposures, host_times, lags_of, waits_for_host
+from .step_marks import (
+    NO_SHAPE,
+    NO_SPAN,
+    NO_TIME,
+    STEP_STREAM,
+    WAITING,
+    Code,
+    StepMarks,
+    TransferKind,
+    unpack_mark,
+)
 
 
 @dataclass(slots=True)
@@ -80,7 +96,7 @@ class Attribution:
 
     def __init__(
         self,
-        log: StepLog,
+        log: StepMarks,
         *,
         weights: Mapping[TransferKind, float] | None = None,
         wait_ns: Mapping[str, int] | None = None,

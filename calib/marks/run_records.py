@@ -10,11 +10,20 @@ from typing import TypeVar
 
 from ..errors import ConfigError, RecordError
 from ..plain_json import JsonObject
+from ..records.cluster import Cluster, SeenNode, joined_clusters
+from ..records.packed import UNREAD, unpacked
+from ..records.record_kinds import (
+    SCHEMA,
+    Header,
+    LoopRecord,
+    RankRecord,
+    Record,
+    RunRecord,
+    from_dict,
+)
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingDetail, RecordingPlan, recording_plan
-from .cluster import Cluster, SeenNode, joined_clusters
-from .packed import UNREAD, unpacked
-from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRecord, from_dict
+from .marked_window import TYPE, MarkedWindow
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="_Lines")
@@ -33,6 +42,8 @@ _DAMAGED = (
 )
 """Errors raised by a value of unknown form, those of our own checks first."""
 # A file of noise has a problem in each line, and reports list them all.
+MAX_MARKS = 1 << 25
+"""Most marks of a file, which a small one could unpack to."""
 MOST_PROBLEMS = 200
 """Most damaged lines that are named per file."""
 
@@ -122,6 +133,8 @@ class RankFile(_Lines):
     records: tuple[Record, ...] = ()
     """Records of the lines taken last."""
     is_over: bool = False
+    num_marks: int = 0
+    """Marks read so far."""
 
     def take(self, lines: Iterable[str]) -> None:
         """Parse these lines, which follow those taken before."""
@@ -153,7 +166,10 @@ class RankFile(_Lines):
         if self.header is None:
             self.header = parse_header(line)
             return []
-        record = _parse_line(line)
+        value = _parse_json(line)
+        if value.get("type") == TYPE:
+            return self._of_window(MarkedWindow.from_json(value, self._note))
+        record = from_dict(value)
         if isinstance(record, RunRecord):
             self.config = RunConfig.from_json(record.config)
         elif isinstance(record, LoopRecord):
@@ -164,6 +180,14 @@ class RankFile(_Lines):
             self._note(f"rest belongs to run {record.run_id}; skipped")
             self.is_over = True
         return []
+
+    def _of_window(self, window: MarkedWindow) -> list[Record]:
+        self.num_marks += sum(len(step.what) for step in window.steps)
+        if self.num_marks > MAX_MARKS:
+            self._note(f"more than {MAX_MARKS} marks; the rest is not read")
+            self.is_over = True
+            return []
+        return [*window.records(self._note)]
 
 
 @dataclass(slots=True)
@@ -281,7 +305,8 @@ def _missing_rank_problems(run: RunRecords) -> list[str]:
     more = ", ..." if len(missing) > _NUM_NAMED else ""
     return [
         f"records of {len(wanted) - len(missing)} of {len(wanted)} ranks that record, of "
-        f"{run.world_size}; missing: {named}{more}"
+        f"{run.world_size}; missing: {named}{more}; if other nodes have them, copy their "
+        f"records/{run.run_id} here and ask `forerun report`"
     ]
 
 

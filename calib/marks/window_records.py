@@ -19,9 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ...calib.records.flight import Called, FlightEntry, HostSpan
-from ...calib.records.rank_summary import StepSums, summarise
-from ...calib.records.record_kinds import (
+from ..records.flight import Called, FlightEntry, HostSpan
+from ..records.rank_summary import StepSums, summarise
+from ..records.record_kinds import (
+    BACKWARD,
+    FORWARD,
     CollectiveRecord,
     CoverageRecord,
     RankRecord,
@@ -29,12 +31,10 @@ from ...calib.records.record_kinds import (
     StepRecord,
     WindowRecord,
 )
-from ...calib.workload.collectives import Collective
-from ..sensors.recorder import BACKWARD, FORWARD
-from ..sensors.step_log import BITS, Code, StepLog, TransferKind, unpack_mark
-from ..sensors.stopwatch import NO_TIME, STEP_STREAM
-from ._attribution import Attribution
-from .flight_recorder import FlightWindow, KnownGroup
+from ..workload.collectives import Collective
+from .attribution import Attribution
+from .step_marks import BITS, NO_TIME, STEP_STREAM, Code, StepMarks, TransferKind, unpack_mark
+from .window_calls import KnownGroup, WindowCalls
 
 _WAIT_BEGIN, _WAIT_END, _CALL_DONE = map(int, (Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE))
 
@@ -48,10 +48,10 @@ class _Pass:
     end: int
 
 
-def add_unseen(log: StepLog, window: FlightWindow) -> list[CollectiveRecord]:
+def add_unseen(log: StepMarks, window: WindowCalls) -> list[CollectiveRecord]:
     """Insert the calls of a resolved step that no hook saw into its log; return records instead if
     the log is a device's."""
-    span = window.span(log.step)
+    span = window.spans.get(log.step)
     if not window.unseen_names or span is None:
         return []
     entries = window.unseen(span, _called(log))
@@ -62,7 +62,7 @@ def add_unseen(log: StepLog, window: FlightWindow) -> list[CollectiveRecord]:
     return [*_records(log, numbers, entries, span)]
 
 
-def _called(log: StepLog) -> Iterator[Called]:
+def _called(log: StepMarks) -> Iterator[Called]:
     calls = Counter(log.counted)
     calls.update(zip(log.transfer_kinds[1:], log.transfer_nbytes[1:], strict=True))
     for (number, nbytes), count in calls.items():
@@ -71,7 +71,7 @@ def _called(log: StepLog) -> Iterator[Called]:
         yield from (called,) * count
 
 
-def _add(log: StepLog, entry: FlightEntry, group: KnownGroup) -> int:
+def _add(log: StepMarks, entry: FlightEntry, group: KnownGroup) -> int:
     kind = log.kind_number(
         TransferKind(
             collective=entry.collective, role=group.role, group=entry.group, ranks=group.ranks
@@ -89,7 +89,7 @@ def _at(entry: FlightEntry, span: HostSpan) -> int:
     return entry.created_unix_ns - span.begin_ns + span.clock_ns
 
 
-def _put_marks(log: StepLog, numbers: Sequence[int], times_ns: Sequence[int]) -> None:
+def _put_marks(log: StepMarks, numbers: Sequence[int], times_ns: Sequence[int]) -> None:
     """Insert marks of calls.
 
     A call takes no host time, except that the last one of a backward pass lasts until its end, and
@@ -114,14 +114,14 @@ def _put_marks(log: StepLog, numbers: Sequence[int], times_ns: Sequence[int]) ->
     _merge(log, sorted(added))
 
 
-def _is_waited_for(log: StepLog, number: int, place: int) -> bool:
+def _is_waited_for(log: StepMarks, number: int, place: int) -> bool:
     """Return True for buffers that DDP sends before a forward pass: the first module runs after
     it."""
     is_sent = log.transfer(number).kind.collective is Collective.BROADCAST
     return is_sent and place < len(log.what) and unpack_mark(log.what[place])[0] == Code.SPAN_BEGIN
 
 
-def _merge(log: StepLog, added: Sequence[tuple[int, int, int, int]]) -> None:
+def _merge(log: StepMarks, added: Sequence[tuple[int, int, int, int]]) -> None:
     what, marks, done = array("i"), array("q"), 0
     for place, _, time_ns, code in added:
         what += log.what[done:place]
@@ -139,7 +139,7 @@ def _place(marks: array[int], time_ns: int) -> int:
     return next((at for at, mark in enumerate(marks) if mark > time_ns), len(marks))
 
 
-def _passes(log: StepLog) -> list[_Pass]:
+def _passes(log: StepMarks) -> list[_Pass]:
     passes, begins = [], dict[int, int]()
     for at, (what, mark) in enumerate(zip(log.what, log.marks, strict=True)):
         code, number = unpack_mark(what)
@@ -155,7 +155,7 @@ def _pass_at(passes: Sequence[_Pass], time_ns: int) -> _Pass | None:
 
 
 def _records(
-    log: StepLog, numbers: Sequence[int], entries: Sequence[FlightEntry], span: HostSpan
+    log: StepMarks, numbers: Sequence[int], entries: Sequence[FlightEntry], span: HostSpan
 ) -> Iterator[CollectiveRecord]:
     for number, entry in zip(numbers, entries, strict=True):
         bound_ns = span.end_ns - entry.created_unix_ns
@@ -181,7 +181,7 @@ _ENDS = (Code.WAIT_END, Code.CALL_DONE, Code.STALL_END)
 class WindowRecords:
     """Logs of the hooked steps of one window, and counts collected while records are made."""
 
-    logs: list[StepLog] = field(default_factory=list)
+    logs: list[StepMarks] = field(default_factory=list)
     fired: dict[str, set[int]] = field(default_factory=dict)
     step_ns: dict[int, int] = field(default_factory=dict)
     sums: dict[int, StepSums] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class WindowRecords:
     """Remarks on operators that ran on another stream than the step's."""
     num_dropped: int = 0
     """Records lost to a clock that jumped back, and to marks without a time."""
-    flight: FlightWindow = field(default_factory=FlightWindow)
+    calls: WindowCalls = field(default_factory=WindowCalls)
     _shares: tuple[int, dict[TransferKind, float], dict[str, int]] = (0, {}, {})
 
     def note(self, record: Record) -> None:
@@ -197,19 +197,19 @@ class WindowRecords:
         if isinstance(record, StepRecord) and record.is_hooked and not record.flags:
             self.step_ns[record.step] = record.duration_ns
 
-    def of(self, log: StepLog) -> Iterator[Record]:
+    def of(self, log: StepMarks) -> Iterator[Record]:
         """Yield the records of one step, counted as they are made."""
         known = len(log.transfer_kinds)
-        unseen = add_unseen(log, self.flight)
+        unseen = add_unseen(log, self.calls)
         if len(log.transfer_kinds) > known:
-            self.fired |= {name: {0} for name in self.flight.unseen_names}
+            self.fired |= {name: {0} for name in self.calls.unseen_names}
         if self._shares[0] != len(self.logs):
             self._shares = len(self.logs), transfer_weights(self.logs), mean_waits(self.logs)
         _, weights, wait_ns = self._shares
         attribution = Attribution(log, weights=weights, wait_ns=wait_ns)
         sums = self.sums[log.step] = StepSums()
         has_transfers = False
-        for record in self.flight.amend(chain(attribution.records(), unseen)):
+        for record in self.calls.amend(chain(attribution.records(), unseen)):
             sums.add(record)
             has_transfers = has_transfers or isinstance(record, CollectiveRecord)
             yield record
@@ -235,7 +235,7 @@ class WindowRecords:
         time."""
         for known in installed:
             yield replace(known, fired=len(self.fired.get(known.name, ())))
-        remarks = [*sorted(self.aside), *self.flight.gaps]
+        remarks = [*sorted(self.aside), *self.calls.gaps]
         if window.num_dropped:
             remarks.append(f"dropped: {window.num_dropped} marks, and spans that they begin or end")
         for name in remarks:
@@ -252,7 +252,7 @@ def coverage_name(kind: str, is_backward: bool) -> str:
     return f"{kind}:backward" if is_backward else kind
 
 
-def transfer_weights(logs: Iterable[StepLog]) -> dict[TransferKind, float]:
+def transfer_weights(logs: Iterable[StepMarks]) -> dict[TransferKind, float]:
     """Return, by kind, the ratio of all calls inside passes of these steps to the timed ones."""
     called: Counter[TransferKind] = Counter()
     timed: Counter[TransferKind] = Counter()
@@ -265,7 +265,7 @@ def transfer_weights(logs: Iterable[StepLog]) -> dict[TransferKind, float]:
     return {kind: called[kind] / count for kind, count in timed.items()}
 
 
-def mean_waits(logs: Sequence[StepLog]) -> dict[str, int]:
+def mean_waits(logs: Sequence[StepMarks]) -> dict[str, int]:
     """Return, by name, the mean wait of the timed passes of resolved steps, in nanoseconds.
 
     Empty if the transfers of all passes were timed.
@@ -282,7 +282,7 @@ def mean_waits(logs: Sequence[StepLog]) -> dict[str, int]:
     return {name: sums[name] // count for name, count in counts.items()}
 
 
-def _waits(log: StepLog) -> dict[int, int]:
+def _waits(log: StepMarks) -> dict[int, int]:
     """Return the wait of the step's own stream in each timed pass, by the number of its phase."""
     streams = log.streams or (STEP_STREAM,) * len(log.what)
     waits: dict[int, int] = {}

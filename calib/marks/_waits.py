@@ -25,9 +25,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 
-from ..sensors.recorder import BACKWARD, FORWARD
-from ..sensors.step_log import Code, StepLog, unpack_mark
-from ..sensors.stopwatch import NO_TIME, STEP_STREAM
+from ..records.record_kinds import BACKWARD, FORWARD
+from .step_marks import NO_TIME, STEP_STREAM, Code, StepMarks, unpack_mark
 
 BLOCKED_NS = 20_000
 """Least wait that blocked: a shorter one had its transfer complete, and the call itself takes some
@@ -197,7 +196,7 @@ def waits_for_host(before_ns: int, after_ns: int, passed_ns: int) -> bool:
     return max(before_ns, after_ns) <= max(CAUGHT_UP_NS, _HIDDEN_FRAC * host_ns)
 
 
-def lags_of(log: StepLog) -> array[int]:
+def lags_of(log: StepMarks) -> array[int]:
     """Return the nanoseconds that the device lagged behind the host at each mark of a resolved
     step.
 
@@ -236,7 +235,7 @@ def _least_so_far(times_ns: Sequence[int], bounds: array[float]) -> array[float]
     return least_bounds
 
 
-def host_times(log: StepLog, lags: Sequence[int]) -> Iterator[int]:
+def host_times(log: StepMarks, lags: Sequence[int]) -> Iterator[int]:
     """Yield the host's nanoseconds from the previous mark to each mark of a resolved step.
 
     Our own hooks are excluded.  ``lags`` are those of ``lags_of``.  ``NO_TIME`` if the host may
@@ -307,7 +306,7 @@ class _Queue:
         self.sums.append(self.total)
 
 
-def _queued(log: StepLog, lags: Sequence[int]) -> array[float]:
+def _queued(log: StepMarks, lags: Sequence[int]) -> array[float]:
     """Return the launches that may have been in flight at each mark; infinite if unknown.
 
     Launches before the step, and in passes whose operators are not recorded, have no events: the
