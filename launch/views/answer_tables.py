@@ -689,7 +689,7 @@ def _device_comparison(one: Scaling, other: Scaling) -> Iterator[str]:
     theirs = {point.num_ranks: point for point in other.points}
     both = [point for point in one.points if point.num_ranks in theirs]
     for point in both[:1] + both[1:][-1:]:
-        factor = _times_tokens(theirs[point.num_ranks].tokens_per_s.ratio(point.tokens_per_s))
+        factor = _times_tokens(theirs[point.num_ranks].tokens_per_s.ratio_to(point.tokens_per_s))
         yield f"{other.device} against {one.device} on {point.num_ranks:,} GPUs: {factor}"
 
 
