@@ -16,7 +16,6 @@ from ..forecast.rates import RemainingRun, Throughput, throughput
 from ..lint.linter import Lint
 from ..plain_json import JsonObject
 from ..records.iso_times import Action
-from ..steps.estimate import StepEstimate
 from ..workload.config import RunConfig
 from .run_end import RunEnd, forecast_json
 from .run_measurements import Measurements
@@ -28,7 +27,6 @@ class Modelled:
     """Part of an answer that needs models: the running layout, its step, and other layouts."""
 
     config: RunConfig
-    running_estimate: StepEstimate
     model_forecast: ModelForecast
     """Base of later forecasts, which need no new fit."""
     plan: Plan
