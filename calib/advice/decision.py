@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import ClassVar
@@ -19,7 +19,7 @@ from ..plain_json import JsonObject
 from ..records.iso_times import Action, action_text
 from ..units import HOUR_S, format_frac, format_time
 from ..workload.config import CheckpointForm
-from ..workload.config_json import Encoded, decode, encoded
+from ..workload.config_json import Encoded, decode, encode_fields, encoded
 from ..workload.run_options import Goals
 from .planning import Candidate, Plan
 
@@ -78,9 +78,9 @@ class Decision(Encoded):
     schema: ClassVar[int] = SCHEMA
 
     action: Action
-    reasons: tuple[Reason, ...]
     confidence: float
     now_unix_s: float | None = None
+    reasons: tuple[Reason, ...]
     candidate: Candidate | None = None
     """Layout that the restart rule was applied to."""
     command: tuple[str, ...] = ()
@@ -91,17 +91,9 @@ class Decision(Encoded):
 
     def to_json(self) -> JsonObject:
         """Return the JSON object."""
-        return encoded(
-            schema=self.schema,
-            action=self.action,
-            confidence=self.confidence,
-            now_unix_s=self.now_unix_s,
-            reasons=self.reasons,
-            candidate=self.candidate,
-            command=self.command or None,
-            command_absent=self.command_absent,
-            command_note=self.command_note,
-        )
+        values = encode_fields(self) | encoded(command=self.command or None)
+        note = _MASKED if any(MASK in word for word in self.command) else ""
+        return encoded(schema=self.schema, **values, command_note=note)
 
     @staticmethod
     def from_json(value: Mapping[str, object]) -> Decision:
@@ -126,16 +118,11 @@ class Decision(Encoded):
         """Rules that call for stopping in this window."""
         return frozenset(reason.rule for reason in self.reasons if reason.is_met)
 
-    @property
-    def command_note(self) -> str:
-        """Hint to put masked values into the command; empty if nothing is masked."""
-        return _MASKED if any(MASK in word for word in self.command) else ""
-
 
 def decide(
     goals: Goals,
     *,
-    forecast: Forecast | None,
+    forecast: Forecast,
     plan: Plan | None,
     recalibration_s: float = 0.0,
     coverage_frac: float | None = None,
@@ -150,12 +137,11 @@ def decide(
     a step to compare other layouts; ``silent`` names parts that no hook can measure, for which
     another window does not help.
     """
-    if forecast is None or forecast.num_samples < MIN_STEPS:
-        steps = forecast.num_samples if forecast else 0
+    if (steps := forecast.num_samples) < MIN_STEPS:
         text = f"{steps} measured steps are too few; record at least {MIN_STEPS} clean ones"
-        now_unix_s = forecast.now_unix_s if forecast else None
-        return _abstain(goals, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
-    reasons = _limit_reasons(goals, forecast)
+        reason = _evidence(text, {"num_steps": float(steps)})
+        return _abstain(goals, [reason], forecast.now_unix_s)
+    reasons = [*_limit_reasons(goals, forecast)]
     candidate = _candidate(plan)
     gaps = _gaps(plan, candidate, coverage_frac, silent)
     if not gaps:
@@ -276,27 +262,23 @@ def saving_text(saved_s: float, cost_s: float) -> str:
     return f"{saved} less {cost} for the restart"
 
 
-def _limit_reasons(goals: Goals, forecast: Forecast) -> list[Reason]:
-    budget_end = None
-    if goals.budget_hours is not None:
-        budget_end = forecast.now_unix_s - forecast.elapsed_s + goals.budget_hours * HOUR_S
-    ends = ((Rule.DEADLINE, goals.deadline_unix_s), (Rule.BUDGET, budget_end))
-    return [_limit(rule, forecast, end, goals.confidence) for rule, end in ends if end is not None]
-
-
-def _limit(rule: Rule, forecast: Forecast, end_unix_s: float, confidence: float) -> Reason:
-    chance = forecast.remaining_time.chance_beyond(end_unix_s - forecast.now_unix_s)
-    over_s = forecast.finish_p50_unix_s - end_unix_s
-    side = "after" if over_s > 0 else "before"
-    odds = odds_text(rule, chance, confidence)
-    text = f"{odds}; the run is expected to end {format_time(abs(over_s))} {side} the {rule.value}"
-    return Reason(
-        rule=rule,
-        is_met=chance >= confidence,
-        text=text,
-        probability=chance,
-        numbers={"over_s": over_s},
-    )
+def _limit_reasons(goals: Goals, forecast: Forecast) -> Iterator[Reason]:
+    hours, begin = goals.budget_hours, forecast.begin_unix_s
+    budget_end = None if hours is None else begin + hours * HOUR_S
+    for rule, end in ((Rule.DEADLINE, goals.deadline_unix_s), (Rule.BUDGET, budget_end)):
+        if end is None:
+            continue
+        chance = forecast.remaining_time.chance_beyond(end - forecast.now_unix_s)
+        over_s = forecast.finish_p50_unix_s - end
+        expected = f"{format_time(abs(over_s))} {'after' if over_s > 0 else 'before'}"
+        odds = odds_text(rule, chance, goals.confidence)
+        yield Reason(
+            rule=rule,
+            is_met=chance >= goals.confidence,
+            text=f"{odds}; the run is expected to end {expected} the {rule.value}",
+            probability=chance,
+            numbers={"over_s": over_s},
+        )
 
 
 def _none_offered(plan: Plan | None) -> str:
@@ -379,7 +361,7 @@ def _evidence(text: str, numbers: Mapping[str, float]) -> Reason:
     return Reason(rule=Rule.EVIDENCE, is_met=False, text=text, numbers=numbers)
 
 
-def _abstain(goals: Goals, reasons: Sequence[Reason], now_unix_s: float | None) -> Decision:
+def _abstain(goals: Goals, reasons: Sequence[Reason], now_unix_s: float) -> Decision:
     return Decision(
         action=Action.ABSTAIN,
         reasons=tuple(reasons),

@@ -19,7 +19,7 @@ from ..timeline.terms import TERM_TEXTS, Term
 from ..units import format_frac, format_time
 from ..workload.choices import axis_value, layout_label
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded, encoded
+from ..workload.config_json import Encoded, encode_fields, encoded
 from .axes import differing_axes, with_axes_of
 
 _MOST_AXES = 8
@@ -45,27 +45,16 @@ class Change(Encoded):
     """90 % interval of ``change_s``; errors that both layouts share have cancelled."""
 
     def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(
-            axes=self.changed,
-            label=self.label,
-            step_time_s=self.step_time_s,
-            change_s=self.change_s,
-            low_s=self.low_s,
-            high_s=self.high_s,
-        )
+        """Return the JSON object, with the values of each axis together."""
+        named = zip(self.axes, self.before, self.after, strict=True)
+        axes = [{"axis": axis, "before": old, "after": new} for axis, old, new in named]
+        return encode_fields(self, "before", "after") | encoded(axes=axes)
 
     @property
     def text(self) -> str:
         """The changes, as ``tp 2 -> 4``."""
         named = zip(self.axes, self.before, self.after, strict=True)
         return ", ".join(f"{axis} {old} -> {new}" if new else axis for axis, old, new in named)
-
-    @property
-    def changed(self) -> list[JsonObject]:
-        """Each choice with its values before and after."""
-        named = zip(self.axes, self.before, self.after, strict=True)
-        return [{"axis": axis, "before": old, "after": new} for axis, old, new in named]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +67,6 @@ class Walk(Encoded):
     """Each choice changed on its own in the first layout, if that can run."""
     impossible: tuple[str, ...]
     """Axes whose choice cannot be changed on its own."""
-
-    def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(changes=self.changes, alone=self.alone, impossible=self.impossible)
 
 
 def walk(start: RunConfig, end: RunConfig, steps: FittedSteps) -> Walk:
@@ -182,21 +167,7 @@ class TermTime(Encoded):
     low_s: float
     high_s: float
     source_frac: Mapping[Source, float]
-
-    def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(
-            term=self.term,
-            time_s=self.time_s,
-            low_s=self.low_s,
-            high_s=self.high_s,
-            source_frac=self.sources,
-        )
-
-    @property
-    def sources(self) -> dict[Source, float]:
-        """Sources with a nonzero share."""
-        return {source: frac for source, frac in self.source_frac.items() if frac}
+    """Nonzero shares by provenance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,8 +330,13 @@ def _term_time(
     low_s = time_s - Z_90 * sigma_s
     if not (is_signed or term in _SIGNED):
         low_s = max(0.0, low_s)
-    high_s = time_s + Z_90 * sigma_s
-    return TermTime(term=term, time_s=time_s, low_s=low_s, high_s=high_s, source_frac=sources)
+    return TermTime(
+        term=term,
+        time_s=time_s,
+        low_s=low_s,
+        high_s=time_s + Z_90 * sigma_s,
+        source_frac={source: frac for source, frac in sources.items() if frac},
+    )
 
 
 def _levelled(whole: StepTerms, factor: float) -> StepTerms:
@@ -396,8 +372,9 @@ def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
     terms = []
     for term in Term:
         time_s = one.terms_s[term] - other.terms_s[term]
+        ours, theirs = one.error_s[term], other.error_s[term]
         sigma_s = math.hypot(
-            *_apart(one.error_s[term], other.error_s[term]),
+            *(ours.get(name, 0.0) - theirs.get(name, 0.0) for name in sorted({*ours, *theirs})),
             unshared_sigma_s if term is Term.UNEXPLAINED else 0.0,
         )
         if one.terms_s[term] or other.terms_s[term] or term is Term.UNEXPLAINED:
@@ -414,10 +391,6 @@ def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
         level=level,
         walk=way,
     )
-
-
-def _apart(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[float]:
-    return [ours.get(name, 0.0) - theirs.get(name, 0.0) for name in sorted({*ours, *theirs})]
 
 
 def _joined(one: StepTerms, other: StepTerms, term: Term) -> dict[Source, float]:

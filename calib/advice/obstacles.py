@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..arguments.megatron_args import apply_options
@@ -12,9 +11,9 @@ from ..errors import ConfigError
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
 from ..units import format_bytes, format_frac, format_time
-from ..workload.choices import AxisValue, choice
+from ..workload.choices import choice
 from ..workload.config import RunConfig
-from ..workload.config_json import Encoded, encoded
+from ..workload.config_json import Encoded, encode_fields, encoded
 from .planning import Candidate, Plan
 
 _OF_THE_PLAN = ("gpus", "gbs", "seq")
@@ -27,7 +26,8 @@ _FREE = ("tp", "pp", "cp", "ep", "mbs")
 class WhyNot(Encoded):
     """Reason why none of the requested layouts is first."""
 
-    constraint: LayoutConstraint
+    asked: str
+    """The requested layouts, in the notation of the command line."""
     num_layouts: int
     """Number of requested layouts that were searched; 0 if none, or if a rule forbids all."""
     best: Candidate | None
@@ -35,18 +35,8 @@ class WhyNot(Encoded):
     text: str
 
     def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(
-            asked=self.question,
-            num_layouts=self.num_layouts,
-            best=self.best and self.best.label,
-            text=self.text,
-        )
-
-    @property
-    def question(self) -> str:
-        """The requested layouts, in the notation of the command line."""
-        return str(self.constraint)
+        """Return the JSON object, with the label of the best."""
+        return encode_fields(self) | encoded(best=self.best and self.best.label)
 
 
 def why_not(
@@ -66,13 +56,16 @@ def why_not(
         text = _behind(best, plan)
     elif rows:
         best = min(rows, key=lambda one: one.memory.total_nbytes)
-        text = f"none fits in memory; {_needed(best, constrained_plan.memory_capacity_nbytes)}"
+        text = f"none fits in memory; {best.label} needs least, "
+        text += format_bytes(best.memory.total_nbytes)
+        if (capacity_nbytes := constrained_plan.memory_capacity_nbytes) is not None:
+            text += f" of {format_bytes(capacity_nbytes)}"
     else:
         text = _elsewhere(constraint, running, num_ranks) or _rule(constraint, running, num_ranks)
     if best is not None and (clause := unsupported_options_reason(best.config, running)):
         text = f"{text}; {clause}"
     num_layouts = constrained_plan.num_layouts if rows else 0
-    return WhyNot(constraint=constraint, num_layouts=num_layouts, best=best, text=text)
+    return WhyNot(asked=str(constraint), num_layouts=num_layouts, best=best, text=text)
 
 
 def _behind(best: Candidate, plan: Plan) -> str:
@@ -85,11 +78,6 @@ def _behind(best: Candidate, plan: Plan) -> str:
         f"the fastest, {best.label}, takes {format_time(best.step_time_s)}, {behind} against "
         f"{first.label}"
     )
-
-
-def _needed(least: Candidate, capacity_nbytes: int | None) -> str:
-    needs = f"{least.label} needs least, {format_bytes(least.memory.total_nbytes)}"
-    return needs if capacity_nbytes is None else f"{needs} of {format_bytes(capacity_nbytes)}"
 
 
 def _elsewhere(constraint: LayoutConstraint, running: RunConfig, num_ranks: int) -> str:
@@ -107,24 +95,18 @@ def _rule(constraint: LayoutConstraint, running: RunConfig, num_ranks: int) -> s
     """Return the rule that the first requested values violate in an otherwise minimal layout."""
     if constraint.allows(running) and running.parallelism.num_ranks == num_ranks:
         return "it is the running layout"
-    named = _first(constraint)
+    named = {name: values[0] for name, values in constraint.axes.items()}
     simple = {name: 1 for name in (*_FREE, "vpp") if name not in named}
     if running.model.experts is None:
         simple.pop("ep", None)
     if "pp" not in named and "vpp" in named:
         simple["pp"] = 2  # Virtual stages are stages of a pipeline.
     try:
-        config = apply_options(running, _words({"gpus": num_ranks, **simple, **named}))
+        values = {"gpus": num_ranks, **simple, **named}
+        words = [word for name, value in values.items() for word in choice(name).options(value)]
+        config = apply_options(running, words)
     except ConfigError as err:
         return str(err)
     return unsupported_options_reason(config, running) or (
         "no layout of the run becomes it; forerun predict estimates its step time"
     )
-
-
-def _first(constraint: LayoutConstraint) -> dict[str, AxisValue]:
-    return {name: values[0] for name, values in constraint.axes.items()}
-
-
-def _words(values: Mapping[str, AxisValue]) -> list[str]:
-    return [word for name, value in values.items() for word in choice(name).options(value)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +18,6 @@ from ..arguments.taken_options import (
     unsupported_options_reason,
 )
 from ..errors import check_ascending
-from ..fit.estimates import Source
 from ..forecast.rates import Throughput, throughput
 from ..memory.peak import (
     MemoryEstimate,
@@ -196,41 +195,25 @@ def _needs(config: RunConfig, running: RunConfig, saved: CheckpointForm) -> dict
     return needs
 
 
-__all__ = [
-    "Candidate",
-    "Plan",
-    "compare",
-    "plan",
-    "takes_options",
-    "unsupported_reason",
-]
-
 SCHEMA = 1
 # Few enough for a user to try them all.
 _NUM_WORTH_MEASURING = 3
+_UNKNOWN = Estimate(median=math.nan, unshared_sigma_log=math.nan)
+_SHOWN_DEGREES = ("tp", "pp", "vp", "dp", "cp", "ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Candidate(Encoded):
+class Candidate(StepEstimate):
     """One layout with its step time, memory and verdict."""
 
-    config: RunConfig
-    step_time_s: float
-    low_s: float
-    high_s: float
     ratio: Estimate
     """Its step time over that of the running layout, shared errors cancelled; NaN if no running
     layout does the same work on such a device."""
     memory: MemoryEstimate
     verdict: Verdict
-    source_frac: Mapping[Source, float]
     options: tuple[str, ...]
     fit_probability: float | None = None
     """Probability that it fits in device memory; None if the capacity is unknown."""
-    host_wait_frac: float = 0.0
-    """Share of its step in which the device would wait for the host's launches."""
-    host_wait_high_frac: float = 0.0
-    """The same with a host at the slow end of what is known of it."""
     conversion: str = ""
     """Why it cannot load the run's checkpoints as they are; empty if it can, or if there are
     none of this model."""
@@ -240,12 +223,7 @@ class Candidate(Encoded):
         return encoded(
             label=self.label,
             num_ranks=self.config.parallelism.num_ranks,
-            tp=self.config.parallelism.tp,
-            pp=self.config.parallelism.pp,
-            vp=self.config.parallelism.vp,
-            dp=self.config.parallelism.dp,
-            cp=self.config.parallelism.cp,
-            ep=self.config.parallelism.ep,
+            **{name: getattr(self.config.parallelism, name) for name in _SHOWN_DEGREES},
             micro_batch_size=self.config.batch.micro_batch_size,
             recompute=self.config.recompute,
             routing=self.routing,
@@ -276,6 +254,11 @@ class Candidate(Encoded):
         step, low, high = map(format_time, (self.step_time_s, self.low_s, self.high_s))
         size = format_bytes(self.memory.total_nbytes)
         return f"{self.label}: step {step} (90 %: {low} to {high}), {size} ({self.verdict.value})"
+
+    @property
+    def step_time_s(self) -> float:
+        """Median step time."""
+        return self.median
 
     @property
     def label(self) -> str:
@@ -378,10 +361,10 @@ class Plan(Encoded):
             measured_step_time_s=self.measured_step_time_s,
             memory_capacity_nbytes=self.memory_capacity_nbytes,
             num_layouts=self.num_layouts,
-            search=self.search,
+            search=[{"num_ranks": n, **tried.to_json()} for n, tried in self.tried.items()],
             best=self.best and self.best.label,
             doubt=self.doubt or None,
-            telling=self.telling,
+            telling=[candidate.label for candidate in self.worth_measuring],
             candidates=self.candidates,
         )
 
@@ -483,16 +466,6 @@ class Plan(Encoded):
         ]
         return tuple(sorted(able, key=lambda c: c.step_time_s)[:_NUM_WORTH_MEASURING])
 
-    @property
-    def search(self) -> list[JsonObject]:
-        """Layouts that were tried for each number of ranks, as JSON."""
-        return [{"num_ranks": number, **tried.to_json()} for number, tried in self.tried.items()]
-
-    @property
-    def telling(self) -> list[str]:
-        """Labels of the layouts that are worth measuring next."""
-        return [candidate.label for candidate in self.worth_measuring]
-
 
 def plan(
     config: RunConfig,
@@ -520,21 +493,9 @@ def plan(
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
 
-    def searched(
-        count: int, constraint: LayoutConstraint | None, *, is_sure: bool = False
-    ) -> SearchResult:
-        return best_layouts(
-            config,
-            steps,
-            count,
-            budget=replace(budget, is_sure=is_sure),
-            keep=constraint,
-            effort=effort or Effort(),
-            is_listed=is_listed,
-        )
-
+    search = partial(best_layouts, config, steps, budget=budget, effort=effort, is_listed=is_listed)
     given = fix_unavailable_axes(config, keep)
-    results = {n: count_excluded(config, n, keep, searched(n, given)) for n in wanted}
+    results = {n: count_excluded(config, n, keep, search(n, keep=given)) for n in wanted}
     plan_of = partial(
         _make_plan,
         config,
@@ -549,8 +510,8 @@ def plan(
     first = plan_of(())
     if is_unmeasured and first.best is None:
         # All of the fastest are tight: those that surely fit are slower than these.
-        sure = [searched(count, given, is_sure=True).best for count in wanted]
-        return plan_of([one.config for best in sure for one in best])
+        surely = partial(search, keep=given, budget=replace(budget, is_sure=True))
+        return plan_of([one.config for count in wanted for one in surely(count).best])
     followed = _resumable_constraint(config, given or LayoutConstraint())
     # The ratio is NaN if no running layout does the same work; such layouts may be offered.
     quicker = [c for c in first.candidates if not c.time_frac >= 0]
@@ -558,8 +519,7 @@ def plan(
     if first.best is not None or followed is None or not is_host_alone:
         return first
     # Layouts that the program supports may rank behind all of these.
-    others = [layout for count in wanted for layout in searched(count, followed).layouts]
-    return plan_of(others)
+    return plan_of([one for count in wanted for one in search(count, keep=followed).layouts])
 
 
 def unsupported_reason(config: RunConfig, running: RunConfig) -> str:
@@ -643,38 +603,20 @@ def compare(
     """Return a candidate for each layout, in order, compared with the running one if both do the
     same work; see ``plan``."""
     running, *others = steps.estimates([config, *layouts])
-    candidates = [
-        _candidate(
-            estimate,
-            running if is_running and estimate.config.does_work_of(config) else None,
-            budget.needed(estimate.config, config),
-            budget,
+    candidates = []
+    for estimate in others:
+        is_compared = is_running and estimate.config.does_work_of(config)
+        needed = budget.needed(estimate.config, config)
+        one = Candidate(
+            **{part.name: getattr(estimate, part.name) for part in fields(estimate)},
+            ratio=estimate.over(running)
+            if is_compared
+            else replace(_UNKNOWN, error_log=estimate.error_log),
+            memory=needed,
+            verdict=budget.verdict(needed),
+            options=options(estimate.config),
+            fit_probability=budget.fit_probability(needed),
+            conversion=converter(estimate.config, config) if has_checkpoints else "",
         )
-        for estimate in others
-    ]
-    if not has_checkpoints:
-        return candidates
-    return [replace(one, conversion=converter(one.config, config)) for one in candidates]
-
-
-def _candidate(
-    estimate: StepEstimate,
-    running: StepEstimate | None,
-    needed: MemoryEstimate,
-    budget: MemoryBudget,
-) -> Candidate:
-    unknown = Estimate(median=math.nan, error_log=estimate.error_log, unshared_sigma_log=math.nan)
-    return Candidate(
-        config=estimate.config,
-        step_time_s=estimate.time_s,
-        low_s=estimate.low_s,
-        high_s=estimate.high_s,
-        ratio=unknown if running is None else estimate.over(running),
-        memory=needed,
-        source_frac=estimate.source_frac,
-        host_wait_frac=estimate.host_wait_frac,
-        host_wait_high_frac=estimate.host_wait_high_frac,
-        verdict=budget.verdict(needed),
-        options=options(estimate.config),
-        fit_probability=budget.fit_probability(needed),
-    )
+        candidates.append(one)
+    return candidates

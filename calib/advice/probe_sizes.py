@@ -52,26 +52,18 @@ _SLACK_NBYTES = 2 << 20
 """Allowance in the small pool for token counts, sums and masks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """Upper bound on the bytes of a probe, without workspaces of libraries."""
-
-    nbytes: int
-    small_nbytes: int
-    """Part of ``nbytes`` in tensors of 1 MiB or less."""
-
-
 def need_of(
     kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int, *, is_fused: bool
-) -> Need:
-    """Return the memory that a probe needs.
+) -> tuple[int, int]:
+    """Return an upper bound on the bytes of a probe, without workspaces of libraries, and on the
+    part of them in tensors of 1 MiB or less.
 
     Inputs and outputs count with their gradients; weights with all their copies, one gradient and
     its fp32 sum; all values are generated in fp32.  ``is_fused``: attention allocates no score
     matrix.
 
-    >>> need_of(OperatorKind.OPTIMIZER, (1000,), 4, is_fused=True).nbytes
-    20480
+    >>> need_of(OperatorKind.OPTIMIZER, (1000,), 4, is_fused=True)
+    (20480, 20480)
     """
     if kind is OperatorKind.OPTIMIZER:
         tensors = [(-(-shape[0] // OPTIMIZER_TENSORS), _OPTIMIZER_COPIES * OPTIMIZER_TENSORS)]
@@ -86,9 +78,7 @@ def need_of(
         nbytes += 2 * largest * _FP32_NBYTES // element_nbytes
     small = sum(size * copies for size, copies in sizes if size <= SMALL_NBYTES)
     is_all = largest <= SMALL_NBYTES
-    return Need(
-        nbytes=nbytes, small_nbytes=nbytes if is_all else min(nbytes, small + _SLACK_NBYTES)
-    )
+    return nbytes, nbytes if is_all else min(nbytes, small + _SLACK_NBYTES)
 
 
 def _tensors(
@@ -164,34 +154,34 @@ PROBED_COLLECTIVES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorProbe:
-    """One shape, to be run forward and backward (the optimizer: as a step)."""
+class _Valued:
+    """What probes of operators and of transfers have in common."""
 
-    kind: OperatorKind
-    shape: tuple[int, ...]
-    element_nbytes: int
-    is_control: bool
-    """True if the run has this shape too, to compare the probe with the same work in training."""
     value: float
     cost_s: float
     nbytes: int
     """Upper bound on its memory."""
     small_nbytes: int = 0
     """Upper bound on the part of ``nbytes`` in tensors of 1 MiB or less."""
+    is_control: bool = False
+    """True if the run has this work too, to compare the probe with the same in training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveProbe:
+class OperatorProbe(_Valued):
+    """One shape, to be run forward and backward (the optimizer: as a step)."""
+
+    kind: OperatorKind
+    shape: tuple[int, ...]
+    element_nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveProbe(_Valued):
     """One transfer, over existing groups of role ``over`` that have the right ranks and nodes."""
 
     call: CollectiveCall
     over: GroupRole
-    is_control: bool = False
-    """True for the largest transfer of its kind in the run."""
-    value: float
-    cost_s: float
-    nbytes: int
-    small_nbytes: int = 0
 
 
 Probe = OperatorProbe | CollectiveProbe

@@ -105,7 +105,7 @@ def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
     by their share of a step times its uncertainty.  For each kind of operator and transfer the
     running layout's largest comes first, as a control; on an accelerator also its smallest.
     """
-    expected = Unmeasured(device=config.device)
+    operator_sigma_log = device_prior(config.device).error_sigma_log
     running_times_s = _work_times_s(config)
     values: defaultdict[Operator | CollectiveCall, float] = defaultdict(float)
     layouts, weights = _best_layouts(config)
@@ -114,7 +114,9 @@ def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
         whole_s = sum(times_s.values())
         for wanted, time_s in times_s.items():
             if wanted not in running_times_s:
-                values[wanted] += weight * time_s / whole_s * _sigma_log(wanted, expected)
+                is_operator = isinstance(wanted, Operator)
+                sigma_log = operator_sigma_log if is_operator else TRANSFER_SIGMA_LOG
+                values[wanted] += weight * time_s / whole_s * sigma_log
     probes = [*_operators(values, config), *_transfers(values, config)]
     return _within(_with_controls(probes, running_times_s, config), budget_s)
 
@@ -140,7 +142,7 @@ def operator_probe(
     """Return a probe with its expected cost and its memory."""
     kind, sizes, element_nbytes = shape
     expected = Unmeasured(device=config.device).operators(operators_of(*shape))
-    need = need_of(*shape, is_fused=config.is_attention_fused)
+    nbytes, small_nbytes = need_of(*shape, is_fused=config.is_attention_fused)
     return OperatorProbe(
         kind=kind,
         shape=sizes,
@@ -148,8 +150,8 @@ def operator_probe(
         is_control=is_control,
         value=value,
         cost_s=(WARMUPS + REPEATS) * float(expected.time_s.sum()),
-        nbytes=need.nbytes,
-        small_nbytes=need.small_nbytes,
+        nbytes=nbytes,
+        small_nbytes=small_nbytes,
     )
 
 
@@ -236,12 +238,6 @@ def _stage_counts(config: RunConfig, stage: int) -> list[tuple[Operator | Collec
     for call, count in step_collectives(config, stage=stage):
         calls[canonical(call)] += count
     return [*counts, *calls.items()]
-
-
-def _sigma_log(wanted: Operator | CollectiveCall, expected: Unmeasured) -> float:
-    if isinstance(wanted, Operator):
-        return float(expected.operators([wanted]).sigma_log[0])
-    return float(expected.collectives([wanted]).sigma_log[0])
 
 
 def _operators(

@@ -1,7 +1,7 @@
 """Scaling over numbers of GPUs: best step, efficiency, the knee, and the parts that cause it.
 
-Each number of ranks is represented by the best layout of its plan; one call of the step model
-evaluates all of these, so that errors which two sizes share cancel in their ratio.
+Each number of ranks is represented by the best layout of its plan; errors that two sizes share
+cancel in their ratio.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ..arguments.short_names import LayoutConstraint
-from ..forecast.rates import throughput
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
 from ..regressors.estimate import Estimate
 from ..steps.estimate import StepEstimate
-from ..steps.model import FittedSteps
 from ..timeline.items import Part
 from ..workload.config import RunConfig
 from ..workload.config_json import Encoded, encoded
@@ -29,8 +27,6 @@ is passed: there the ratio of efficiency to time is greatest (Eager, Zahorjan an
 Speedup versus efficiency in parallel systems).  A doubling of GPUs is then worth a factor 1.41."""
 TRUSTED_FACTOR = 2.0
 """Largest ratio of the ends of a 90 % interval that is still informative."""
-_WORTH_SAYING_FRAC = 0.005
-"""Smallest share that rounds to 1 %."""
 _SURE = 0.95
 """Probability on either side of an end of a 90 % interval."""
 
@@ -39,7 +35,6 @@ _SURE = 0.95
 class ScalePoint(Encoded):
     """The best layout on one number of GPUs."""
 
-    estimate: StepEstimate
     candidate: Candidate
     efficiency: Estimate
     """Tokens/s of a GPU over those of the smallest number of GPUs; errors that both sizes share
@@ -62,7 +57,7 @@ class ScalePoint(Encoded):
     @property
     def config(self) -> RunConfig:
         """The layout."""
-        return self.estimate.config
+        return self.candidate.config
 
     @property
     def num_ranks(self) -> int:
@@ -73,14 +68,14 @@ class ScalePoint(Encoded):
     def tokens_per_s(self) -> Estimate:
         """Tokens/s; no error is shared with those of another device, whose model is another."""
         return Estimate(
-            median=throughput(self.config, self.estimate.time_s).tokens_per_s,
-            unshared_sigma_log=self.estimate.sigma_log,
+            median=self.candidate.throughput.tokens_per_s,
+            unshared_sigma_log=self.candidate.sigma_log,
         )
 
     @property
     def is_trusted(self) -> bool:
         """False if the interval of the step exceeds a factor of two."""
-        return self.estimate.high_s <= TRUSTED_FACTOR * self.estimate.low_s
+        return self.candidate.high_s <= TRUSTED_FACTOR * self.candidate.low_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +113,6 @@ class Growth(Encoded):
     def past_knee_probability(self) -> float:
         """Probability that the yield is below ``KNEE_SHARE``."""
         return self.tokens.below((self.after.num_ranks / self.before.num_ranks) ** KNEE_SHARE)
-
-    @property
-    def bends(self) -> tuple[Part, ...]:
-        """Parts with more GPU time per token than before, largest growth first."""
-        grown = [part for part, frac in self.parts_frac.items() if frac >= _WORTH_SAYING_FRAC]
-        return tuple(sorted(grown, key=lambda part: -self.parts_frac[part]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,22 +172,26 @@ class Scaling(Encoded):
 
 
 def compute_scaling(
-    chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = ""
+    chosen: Sequence[Candidate], *, device: str = "", without: Sequence[int] = ()
 ) -> Scaling:
     """Return the curve over given layouts, one for each number of GPUs, fewest first.
 
     The batch may stay (strong scaling) or grow with the GPUs (weak scaling), as efficiency is that
     of tokens.
     """
-    estimates = steps.estimates([one.config for one in chosen])
+    base = chosen[0]
     points = [
-        _point(estimate, estimates[0], candidate)
-        for estimate, candidate in zip(estimates, chosen, strict=True)
+        ScalePoint(
+            candidate=one,
+            efficiency=replace(base.over(one), median=_gpu_time_s(base) / _gpu_time_s(one)),
+        )
+        for one in chosen
     ]
     return Scaling(
-        device=device or estimates[0].config.device,
+        device=device or base.config.device,
         points=tuple(points),
         growths=tuple(_growth(before, after) for before, after in pairwise(points)),
+        without=tuple(without),
     )
 
 
@@ -220,21 +213,15 @@ def best_on(num_ranks: int, plan: Plan, keep: LayoutConstraint | None = None) ->
     return next(sure, by_time[0] if by_time else None)
 
 
-def _point(estimate: StepEstimate, smallest: StepEstimate, candidate: Candidate) -> ScalePoint:
-    ratio = _gpu_time_s(smallest) / _gpu_time_s(estimate)
-    efficiency = replace(smallest.over(estimate), median=ratio)
-    return ScalePoint(estimate=estimate, candidate=candidate, efficiency=efficiency)
-
-
 def _growth(before: ScalePoint, after: ScalePoint) -> Growth:
-    cost, cost_after = _gpu_time_s(before.estimate), _gpu_time_s(after.estimate)
+    cost, cost_after = _gpu_time_s(before.candidate), _gpu_time_s(after.candidate)
     factor = after.num_ranks / before.num_ranks * cost / cost_after
-    parts, parts_after = _parts_s(before.estimate), _parts_s(after.estimate)
+    parts, parts_after = _parts_s(before.candidate), _parts_s(after.candidate)
     names = [part for part in Part if part in parts or part in parts_after]
     return Growth(
         before=before,
         after=after,
-        tokens=replace(before.estimate.over(after.estimate), median=factor),
+        tokens=replace(before.candidate.over(after.candidate), median=factor),
         parts_frac={n: (parts_after.get(n, 0.0) - parts.get(n, 0.0)) / cost for n in names},
     )
 

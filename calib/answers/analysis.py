@@ -10,6 +10,7 @@ from ...leaves import leaf
 from ..advice.decision import UNKNOWN_LAYOUT, Decision, Rule, decide
 from ..advice.explanation import Explanation, explain
 from ..advice.planning import Candidate, Plan, compare, plan
+from ..arguments.megatron_command import program_of
 from ..errors import ForerunError
 from ..forecast.evaluation import Ended
 from ..forecast.forecast_record import Forecast
@@ -66,24 +67,22 @@ def analyse(
     does not model the running layout yet.
     """
     measured = Measurements(table=table)
-    config = request.of_program(measured.config) if table.is_described else None
     request = replace(request, last_step=request.last_step or measured.num_steps)
+    config = measured.config if table.is_described else None
     total = config.cadence.train_iters if config else 0
     end = run_end(measured.loop, request.last_step, steps_total=total)
-    if config is None:
-        return _answer_without_layout(measured, request, end, problems)
-    config = replace(config, cadence=replace(config.cadence, train_iters=end.steps_total))
-    return _answer_with_layout(
-        measured,
-        request,
-        end,
-        config,
-        problems,
-        first_error_frac=first_error_frac,
-        known=known,
-        directory=directory,
-        at_forecast=at_forecast,
-    )
+    modelled = None
+    if config is not None:
+        config = replace(
+            config,
+            program=program_of(request.host_argv),
+            absent=request.absent,
+            cadence=replace(config.cadence, train_iters=end.steps_total),
+        )
+        modelled = _modelled(measured, request, config, known, first_error_frac)
+        if at_forecast is not None and (later := at_forecast()).last_step > request.last_step:
+            request = later
+    return _answer(measured, request, end, modelled, problems, directory)
 
 
 def with_new_forecast(answer: Answer, request: Request) -> Answer:
@@ -94,10 +93,8 @@ def with_new_forecast(answer: Answer, request: Request) -> Answer:
     modelled, measured = answer.modelled, answer.measured
     end = run_end(measured.loop, request.last_step, steps_total=answer.end.steps_total)
     if modelled is None:
-        return _answer_without_layout(measured, request, end, answer.problems)
-    if not end.pass_end:
-        return replace(answer, forecast=run_forecast(modelled.model_forecast, request))
-    return replace(answer, end=end, forecast=_forecast_of_steps(measured, request, end))
+        return _answer(measured, request, end, None, answer.problems)
+    return replace(answer, end=end, forecast=_forecast(measured, request, end, modelled))
 
 
 def with_end(answer: Answer, ended: Ended, goals: Goals, *, directory: str = "DIR") -> Answer:
@@ -105,12 +102,9 @@ def with_end(answer: Answer, ended: Ended, goals: Goals, *, directory: str = "DI
     ``directory`` is as for ``analyse``."""
     answer, modelled = replace(answer, ended=ended), answer.modelled
     closing = _end_lines(answer, goals)
-    if modelled is None:
-        lines = _lines_of_steps(answer, goals)
-    else:
-        lines = _lines_of_layout(answer, modelled, goals, directory)
-        if modelled.plan.best is not None:
-            closing.append(faster_line(modelled.plan, answer.decision, next_launch=directory))
+    if modelled is not None and modelled.plan.best is not None:
+        closing.append(faster_line(modelled.plan, answer.decision, next_launch=directory))
+    lines = _lines(answer, goals, directory)
     return replace(answer, transcript=lines, closing=tuple(with_prefix(closing)))
 
 
@@ -122,22 +116,33 @@ def finish_lines(answer: Answer, goals: Goals) -> tuple[str, ...]:
     return tuple(with_prefix(end_lines(answer.end, answer.forecast)[:-1]))
 
 
-def _answer_without_layout(
-    measured: Measurements, request: Request, end: RunEnd, problems: Sequence[str]
+def _answer(
+    measured: Measurements,
+    request: Request,
+    end: RunEnd,
+    modelled: Modelled | None,
+    problems: Sequence[str],
+    directory: str = "DIR",
 ) -> Answer:
-    ahead = _forecast_of_steps(measured, request, end)
+    ahead = _forecast(measured, request, end, modelled)
     answer = Answer(
         measured=measured,
         end=end,
         forecast=ahead,
-        decision=_decision_of_steps(request, end, ahead, measured.recalibration_s),
+        decision=_decision(measured, request, end, ahead, modelled and modelled.plan),
+        modelled=modelled,
         problems=tuple(problems),
     )
-    return replace(answer, transcript=_lines_of_steps(answer, request.goals))
+    return replace(answer, transcript=_lines(answer, request.goals, directory))
 
 
-def _forecast_of_steps(measured: Measurements, request: Request, end: RunEnd) -> Forecast:
-    """Return the forecast by measured steps alone, of the run or of the pass over its data."""
+def _forecast(
+    measured: Measurements, request: Request, end: RunEnd, modelled: Modelled | None
+) -> Forecast:
+    """Return the forecast by the model; by measured steps alone if there is none, or to the end of
+    a pass over the data."""
+    if modelled is not None and not end.pass_end:
+        return run_forecast(modelled.model_forecast, request)
     return measured_forecast(
         measured.run,
         request,
@@ -147,54 +152,21 @@ def _forecast_of_steps(measured: Measurements, request: Request, end: RunEnd) ->
     )
 
 
-def _answer_with_layout(
+def _modelled(
     measured: Measurements,
     request: Request,
-    end: RunEnd,
     config: RunConfig,
-    problems: Sequence[str],
-    *,
-    first_error_frac: float | None,
     known: Sequence[KnownStep],
-    directory: str,
-    at_forecast: Callable[[], Request] | None,
-) -> Answer:
+    first_error_frac: float | None,
+) -> Modelled:
+    """Return what models say; parts beside the step that fail are absent, with a failure each."""
     fit = fit_run(measured, live_times(measured.calibration, config, known), known, config)
     budget = measured.budget
     if request.memory_capacity_nbytes:
         budget = replace(budget, capacity_nbytes=request.memory_capacity_nbytes)
     others = _plan(request, remaining_layout(config), fit.steps, budget)
-    modelled = _modelled(measured, request, config, fit, others, budget)
-    if at_forecast is not None and (later := at_forecast()).last_step > request.last_step:
-        request = later
-    ahead, decision = run_forecast(modelled.model_forecast, request), None
-    if end.steps_total:
-        decision = _decision(request, others, ahead, measured)
     if first_error_frac is None:
         first_error_frac = _first_error_frac(measured, fit)
-    modelled = replace(modelled, first_error_frac=first_error_frac)
-    if end.pass_end:
-        ahead = _forecast_of_steps(measured, request, end)
-    answer = Answer(
-        measured=measured,
-        end=end,
-        forecast=ahead,
-        decision=decision or undecided(end, request.goals, now_unix_s=ahead.now_unix_s),
-        modelled=modelled,
-        problems=tuple(problems),
-    )
-    return replace(answer, transcript=_lines_of_layout(answer, modelled, request.goals, directory))
-
-
-def _modelled(
-    measured: Measurements,
-    request: Request,
-    config: RunConfig,
-    fit: RunFit,
-    others: Plan,
-    budget: MemoryBudget,
-) -> Modelled:
-    """Return what models say; parts beside the step that fail are absent, with a failure each."""
     failures: list[str] = []
 
     def apart(name: str, absent: _T, part: Callable[..., _T], *args: Any) -> _T:
@@ -207,12 +179,12 @@ def _modelled(
     routing = measured.routing
     return Modelled(
         config=config,
-        running_estimate=fit.unseen,
         model_forecast=_outlook(measured, config, request, fit),
         plan=others,
         step=fit.modelled_step,
         waiting_s=fit.waiting_s,
         perturbation_s=fit.perturbation_s,
+        first_error_frac=first_error_frac,
         imbalance_cost_frac=(
             imbalance_cost_frac(fit.blind, config, routing.imbalance)
             if routing is not None
@@ -237,13 +209,24 @@ def _what_if(*choices: Any) -> tuple[Candidate, ...]:
     return () if what_if is None else what_if(*choices)
 
 
-def _lines_of_layout(
-    answer: Answer, modelled: Modelled, goals: Goals, directory: str
-) -> tuple[str, ...]:
+def _lines(answer: Answer, goals: Goals, directory: str) -> tuple[str, ...]:
+    lines = (
+        _lines_of_steps(answer, goals)
+        if answer.modelled is None
+        else _lines_of_layout(answer, answer.modelled, goals, directory)
+    )
+    return tuple(
+        with_prefix(
+            [*lines, checked_line(answer.measured, answer.modelled and answer.modelled.step)]
+        )
+    )
+
+
+def _lines_of_layout(answer: Answer, modelled: Modelled, goals: Goals, directory: str) -> list[str]:
     config, plan, lint, is_over = modelled.config, modelled.plan, modelled.lint, bool(answer.ended)
     measured = answer.measured
     rate = modelled.throughput(measured.step_s)
-    lines = [
+    return [
         run_line(config, config.parallelism.num_ranks, measured.step_s, rate),
         measured.waiting.line,
         routing_line(measured.routing, modelled.imbalance_cost_frac),
@@ -258,26 +241,27 @@ def _lines_of_layout(
         lint.line(directory) if lint is not None else "",
         "" if is_over else decision_line(answer.decision, plan, directory=directory),
         *modelled.failures,
-        checked_line(measured, modelled.step),
     ]
-    return tuple(with_prefix(lines))
 
 
-def _lines_of_steps(answer: Answer, goals: Goals) -> tuple[str, ...]:
+def _lines_of_steps(answer: Answer, goals: Goals) -> list[str]:
     measured = answer.measured
     step_s = measured.step_s
     run = run_line(None, measured.run.num_ranks, step_s, device=measured.device)
     is_decided = any(reason.rule is not Rule.EVIDENCE for reason in answer.decision.reasons)
     is_decided &= answer.ended is None
-    lines = [
-        f"{run} · {_rate(answer)}",
+    rates, (unit, count) = answer.rates, answer.batch
+    rate = "tokens/s not known: no batch was recorded in the first steps"
+    if rates:
+        each_s = format_count(rates[f"{unit}_per_s"])
+        rate = f"{each_s} {unit}/s ({count:,} {unit} per rank and step)"
+    return [
+        f"{run} · {rate}",
         *_end_lines(answer, goals),
         *(group.line(step_s) for group in measured.groups),
         UNKNOWN_LAYOUT,
         decision_line(answer.decision) if is_decided else "",
-        checked_line(measured, None),
     ]
-    return tuple(with_prefix(lines))
 
 
 def _end_lines(answer: Answer, goals: Goals) -> list[str]:
@@ -286,29 +270,6 @@ def _end_lines(answer: Answer, goals: Goals) -> list[str]:
     if answer.has_finish:
         return [finish_line(answer.forecast, goals)]
     return end_lines(answer.end, answer.forecast)
-
-
-def _rate(answer: Answer) -> str:
-    rates, (unit, count) = answer.rates, answer.batch
-    if not rates:
-        return "tokens/s not known: no batch was recorded in the first steps"
-    rate = format_count(rates[f"{unit}_per_s"])
-    return f"{rate} {unit}/s ({count:,} {unit} per rank and step)"
-
-
-def _decision_of_steps(
-    request: Request, end: RunEnd, ahead: Forecast, recalibration_s: float
-) -> Decision:
-    """Decide by the requested limits alone, as no other layout is known."""
-    if not end.steps_total:
-        return undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
-    return decide(
-        request.goals,
-        forecast=ahead,
-        plan=None,
-        recalibration_s=recalibration_s,
-        previously_met=frozenset(Rule(value) for value in request.previously_met),
-    )
 
 
 def _plan(request: Request, config: RunConfig, steps: FittedSteps, budget: MemoryBudget) -> Plan:
@@ -351,15 +312,23 @@ def _lint(request: Request, config: RunConfig, steps: FittedSteps, budget: Memor
 
 
 def _decision(
-    request: Request, layout_plan: Plan, ahead: Forecast, measured: Measurements
+    measured: Measurements,
+    request: Request,
+    end: RunEnd,
+    ahead: Forecast,
+    layout_plan: Plan | None,
 ) -> Decision:
+    """Decide by the requested limits, and by other layouts if they are known."""
+    if not end.steps_total:
+        return undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
     hooks = measured.hooks
+    is_covered_known = layout_plan is not None and hooks.num_installed > 0
     return decide(
         request.goals,
         forecast=ahead,
         plan=layout_plan,
         recalibration_s=measured.recalibration_s,
-        coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
+        coverage_frac=hooks.num_fired / hooks.num_installed if is_covered_known else None,
         silent=", ".join(name for name in hooks.remarks if name.startswith("inside ")),
         host_argv=request.host_argv,
         previously_met=frozenset(Rule(value) for value in request.previously_met),

@@ -15,7 +15,6 @@ from ..forecast.modelled import ModelForecast, at_batch_size, batch_size_at
 from ..forecast.rates import RemainingRun, Throughput, throughput
 from ..lint.linter import Lint
 from ..plain_json import JsonObject
-from ..steps.estimate import StepEstimate
 from ..workload.config import RunConfig
 from .run_end import RunEnd, forecast_json
 from .run_measurements import Measurements
@@ -27,7 +26,6 @@ class Modelled:
     """Part of an answer that needs models: the running layout, its step, and other layouts."""
 
     config: RunConfig
-    running_estimate: StepEstimate
     model_forecast: ModelForecast
     """Base of later forecasts, which need no new fit."""
     plan: Plan

@@ -42,7 +42,7 @@ def ended_line(ended: Ended, forecast: Forecast) -> str:
 
 def duration_s(ended: Ended, forecast: Forecast) -> float:
     """Return how long this launch took from its begin to its end, seconds."""
-    return max(0.0, ended.end_unix_s - (forecast.now_unix_s - forecast.elapsed_s))
+    return max(0.0, ended.end_unix_s - forecast.begin_unix_s)
 
 
 def ended_text(ended: Ended, *, has_seconds: bool = False) -> str:
@@ -55,16 +55,15 @@ def ended_text(ended: Ended, *, has_seconds: bool = False) -> str:
 
 def _limits(forecast: Forecast, goals: Goals) -> Iterator[tuple[str, float]]:
     """Yield the name and time of each limit."""
-    begin_unix_s = forecast.now_unix_s - forecast.elapsed_s
     if goals.limit_unix_s is not None:
-        length = _length(goals.limit_unix_s - begin_unix_s)
+        length = _length(goals.limit_unix_s - forecast.begin_unix_s)
         yield f"the Slurm limit of {length}", goals.limit_unix_s
     if goals.deadline_unix_s is not None:
         at = format_moment(goals.deadline_unix_s, forecast.now_unix_s)
         yield f"the deadline, {at}", goals.deadline_unix_s
     if goals.budget_hours is not None:
         budget_s = goals.budget_hours * HOUR_S
-        yield f"the budget of {_length(budget_s)}", begin_unix_s + budget_s
+        yield f"the budget of {_length(budget_s)}", forecast.begin_unix_s + budget_s
 
 
 def _limit(forecast: Forecast, name: str, limit_unix_s: float) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from ..arguments.megatron_command import program_of
 from ..arguments.passed_on import masked_arguments
 from ..errors import ConfigError, RecordError
 from ..forecast.remaining_run import RunProgress
 from ..plain_json import JsonObject
-from ..workload.config import RunConfig
 from ..workload.config_json import Encoded, decode, encode_fields, encoded
 
 
@@ -33,10 +31,6 @@ class Request(RunProgress, Encoded):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host_argv", masked_arguments(self.host_argv))
-
-    def of_program(self, config: RunConfig) -> RunConfig:
-        """Return the layout with the name of its training program and the options it lacks."""
-        return replace(config, program=program_of(self.host_argv), absent=self.absent)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Request:

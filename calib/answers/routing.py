@@ -46,16 +46,6 @@ class MeasuredRouting:
     and ``busiest_rank`` are."""
     num_ranks: int = 0
 
-    @property
-    def drift_frac(self) -> float:
-        """Change of the tokens on the busiest rank from the first window to the newest."""
-        return self.imbalance / self.by_window[0] - 1.0
-
-    @property
-    def worst_layer(self) -> int:
-        """The layer of a stage with the largest imbalance."""
-        return max(self.by_layer, key=lambda layer: self.by_layer[layer])
-
 
 def measured_routing(table: SampleTable) -> MeasuredRouting | None:
     """Return the routing of the newest run; None if no experts on several ranks received tokens."""
@@ -66,7 +56,9 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
     newest = newest_window(rows)
     by_rank = newest.groupby("rank", sort=True)["num_rows"].sum()
     in_group = newest.drop_duplicates("rank").set_index("rank")["ranks"].reindex(by_rank.index)
-    everyone = _sums_of_all(table)
+    # Rows that arrived at each rank, ranks without records too.
+    sums = newest_window(table.newest("ranks"))
+    everyone = sums[sums["routed_rows"] > 0].set_index("rank")["routed_rows"].sort_index()
     if len(everyone) > len(by_rank):
         layout = table.config().parallelism
         by_rank = everyone
@@ -86,12 +78,6 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
         num_counted=newest["rank"].nunique(),
         num_ranks=len(by_rank),
     )
-
-
-def _sums_of_all(table: SampleTable) -> pd.Series:
-    """Return the rows that arrived at each rank in the newest window, ranks without records too."""
-    rows = newest_window(table.newest("ranks"))
-    return rows[rows["routed_rows"] > 0].set_index("rank")["routed_rows"].sort_index()
 
 
 def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
@@ -209,8 +195,8 @@ def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> st
     text += _drift(routing)
     steady = routing.steady >= 1.0 + _WORTH_TELLING
     who = f"rank {routing.busiest_rank}" if steady else "no rank in particular"
-    layer = routing.worst_layer
-    text += f"; {who}, layer {layer}: {routing.by_layer[layer]:.2f} x"
+    layer, worst = max(routing.by_layer.items(), key=lambda pair: pair[1])
+    text += f"; {who}, layer {layer}: {worst:.2f} x"
     if routing.num_ranks > routing.num_counted:
         text += f" (counted on {routing.num_counted} of {routing.num_ranks} ranks)"
     if cost_frac is not None:

@@ -98,12 +98,10 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSummary:
-    """Hooks, operators and groups recorded in a window."""
+    """Hooks of a window."""
 
     num_fired: int
     num_installed: int
-    num_operator_kinds: int
-    num_groups: int
     remarks: tuple[str, ...] = ()
     """Parts that hooks cannot measure here, or that are disabled, in words."""
 
@@ -350,16 +348,11 @@ class Measurements:
 
     @cached_property
     def hooks(self) -> HookSummary:
-        """The newest window's installed and fired hooks, and operator kinds and groups."""
+        """The newest window's installed and fired hooks."""
         rows = newest_window(self.table.newest("coverage"))
-        seen = self.table.operators[~self.table.operators["is_probe"]]
-        transfers = self.table.collectives[~self.table.collectives["is_probe"]]
-        groups = set(zip(transfers["role"], transfers["num_ranks"], strict=True))
         return HookSummary(
             num_fired=int(rows["fired"].clip(upper=rows["installed"]).sum()),
             num_installed=int(rows["installed"].sum()),
-            num_operator_kinds=len(set(seen["kind"]) - set(_HOST_KINDS)),
-            num_groups=len(groups),
             remarks=(
                 *sorted(set(rows.loc[rows["installed"] == 0, "name"])),
                 *launch_bound_remark(self.launch_bound_frac),

@@ -28,18 +28,6 @@ _TICKS_PER_US = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NestedSlices:
-    """Slices nested in a slice: name, category and arguments of each, and its end."""
-
-    labels: tuple[Event, ...]
-    ends_s: tuple[float, ...]
-    """Seconds from the start of the slice."""
-
-
-NOTHING = NestedSlices(labels=(), ends_s=())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
     """One slice of a track."""
 
@@ -47,11 +35,12 @@ class Bar:
     """Name, category and arguments."""
     start_s: float
     end_s: float
-    inside: NestedSlices = NOTHING
-    leaves: tuple[int, ...] = ()
-    """Arrows that begin here."""
-    arrives: tuple[int, ...] = ()
-    """Arrows that end here."""
+    inside: Sequence[tuple[Event, float]] = ()
+    """Slices nested in it: the label of each, and its end in seconds from ``start_s``."""
+    leaves: int | None = None
+    """Arrow that begins here."""
+    arrives: int | None = None
+    """Arrow that ends here."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,12 +94,12 @@ def _drawn(track: Event, bar: Bar) -> Iterator[Event]:
     begin, end = _ticks(bar.start_s), _ticks(bar.end_s)
     yield _slice(track, bar.label, begin, end)
     at = begin / _TICKS_PER_US
-    for arrow in bar.arrives:
-        yield {"ph": "f", "bp": "e", **_arrow(track, arrow, at)}
-    for arrow in bar.leaves:
-        yield {"ph": "s", **_arrow(track, arrow, at)}
+    if bar.arrives is not None:
+        yield {"ph": "f", "bp": "e", **_arrow(track, bar.arrives, at)}
+    if bar.leaves is not None:
+        yield {"ph": "s", **_arrow(track, bar.leaves, at)}
     last = begin
-    for label, end_s in zip(bar.inside.labels, bar.inside.ends_s, strict=True):
+    for label, end_s in bar.inside:
         until = min(_ticks(bar.start_s + end_s), end)
         if until > last:
             yield _slice(track, label, last, until)
@@ -145,7 +134,6 @@ _STREAMS = {
     TaskKind.GATHER: _SYNC,
 }
 """Stream of each kind of span; passes, the optimizer and the host share the default."""
-_SENDS = (TaskKind.FORWARD, TaskKind.BACKWARD)
 _COLOURS = {
     TaskKind.FORWARD: "thread_state_running",
     TaskKind.BACKWARD: "thread_state_runnable",
@@ -180,10 +168,11 @@ def step_trace(
         label = f"{layout_label(estimate.config)}, {format_time(estimate.time_s)}"
         drawn = _Predicted(estimate, first_arrow)
         pid = tracks.process(name, label)
-        tracks.track(pid, "step", [_whole(estimate)])
+        step = {"name": "step", "cat": "step", "args": estimate.to_json()}
+        tracks.track(pid, "step", [Bar(label=step, start_s=0.0, end_s=estimate.time_s)])
         for track, bars in drawn.tracks():
             tracks.track(pid, track, bars)
-        first_arrow += drawn.num_arrows
+        first_arrow += len(drawn.arrows)
     if measured:
         pid = tracks.process(MEASURED)
         for track, bars in _measured(measured):
@@ -213,29 +202,20 @@ def _described(estimate: StepEstimate) -> dict[str, Any]:
     }
 
 
-def _whole(estimate: StepEstimate) -> Bar:
-    """Return the whole step as a slice, with its parts as arguments."""
-    label = {"name": "step", "cat": "step", "args": estimate.to_json()}
-    return Bar(label=label, start_s=0.0, end_s=estimate.time_s)
-
-
 class _Predicted:
     """The spans of one layout as tracks."""
 
     def __init__(self, estimate: StepEstimate, first_arrow: int) -> None:
         self._spans, self._slices = estimate.spans, estimate.slices
-        self._inside: dict[Place, NestedSlices] = {}
-        self._num_chunks = estimate.config.parallelism.num_chunks
+        self._inside: dict[Place, list[tuple[Event, float]]] = {}
+        # The last chunk of a forward pass sends to none, nor does the first of a backward pass.
+        last = {TaskKind.FORWARD: estimate.config.parallelism.num_chunks - 1, TaskKind.BACKWARD: 0}
         sent = [
             (span.kind, span.chunk, span.microbatch)
             for span in self._spans
-            if span.kind in _SENDS and self._to(span.kind, span.chunk) is not None
+            if last.get(span.kind, span.chunk) != span.chunk
         ]
-        self._arrows = {key: first_arrow + place for place, key in enumerate(sent)}
-
-    @property
-    def num_arrows(self) -> int:
-        return len(self._arrows)
+        self.arrows = {key: first_arrow + place for place, key in enumerate(sent)}
 
     def tracks(self) -> Iterator[tuple[str, list[Bar]]]:
         """Yield track names with their slices, stage by stage."""
@@ -249,37 +229,23 @@ class _Predicted:
                     yield f"stage {stage} {stream}", bars[stage, stream]
 
     def _bar(self, span: Span) -> Bar:
-        leaves = self._arrows.get((span.kind, span.chunk, span.microbatch))
-        before = self._from(span.kind, span.chunk)
-        arrives = self._arrows.get((span.kind, before, span.microbatch))
+        # The chunk that a pass waits for.
+        before = span.chunk - 1 if span.kind is TaskKind.FORWARD else span.chunk + 1
+        place = span.kind, span.stage, span.chunk
+        if place not in self._inside:
+            self._inside[place] = _inside(self._slices.get(place, ()))
         args = {"chunk": span.chunk} if span.chunk >= 0 else {}
         return Bar(
             label=_label(span.kind, span.microbatch, args),
             start_s=span.start_s,
             end_s=span.end_s,
-            inside=self._made_of(span),
-            leaves=() if leaves is None else (leaves,),
-            arrives=() if arrives is None else (arrives,),
+            inside=self._inside[place],
+            leaves=self.arrows.get((span.kind, span.chunk, span.microbatch)),
+            arrives=self.arrows.get((span.kind, before, span.microbatch)),
         )
 
-    def _made_of(self, span: Span) -> NestedSlices:
-        place = span.kind, span.stage, span.chunk
-        if place not in self._inside:
-            slices = self._slices.get(place, ())
-            self._inside[place] = _inside(slices) if slices else NOTHING
-        return self._inside[place]
 
-    def _to(self, kind: TaskKind, chunk: int) -> int | None:
-        """Return the chunk that a pass sends to; None if there is none."""
-        there = chunk + 1 if kind is TaskKind.FORWARD else chunk - 1
-        return there if 0 <= there < self._num_chunks else None
-
-    def _from(self, kind: TaskKind, chunk: int) -> int:
-        """Return the chunk that a pass waits for."""
-        return chunk - 1 if kind is TaskKind.FORWARD else chunk + 1
-
-
-def _inside(slices: Sequence[Slice]) -> NestedSlices:
+def _inside(slices: Sequence[Slice]) -> list[tuple[Event, float]]:
     labels: list[Event] = []
     for one in slices:
         args: Event = {"calls": round(one.calls, 3)}
@@ -290,8 +256,7 @@ def _inside(slices: Sequence[Slice]) -> NestedSlices:
         if one.source is not None:
             args["source"] = one.source.value
         labels.append({"name": one.name, "cat": one.part.value, "args": args})
-    ends_s = tuple(accumulate(one.time_s for one in slices))
-    return NestedSlices(labels=tuple(labels), ends_s=ends_s)
+    return [*zip(labels, accumulate(one.time_s for one in slices), strict=True)]
 
 
 def _measured(spans: Sequence[MeasuredSpan]) -> Iterator[tuple[str, list[Bar]]]:

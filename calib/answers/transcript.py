@@ -125,7 +125,10 @@ def decision_line(decision: Decision, plan: Plan | None = None, *, directory: st
     if reason is not None:
         if reason.is_met and decision.action is Action.CONTINUE:
             text += " until another window confirms it"
-        text += f" ({_why(reason, decision.confidence)})"
+        why = reason.text
+        if reason.probability is not None:
+            why = odds_text(reason.rule, reason.probability, decision.confidence)
+        text += f" ({why})"
     return _SEPARATOR.join(filter(None, (text, _shown_by(decision.candidate, plan, directory))))
 
 
@@ -187,12 +190,6 @@ def _leading(decision: Decision) -> Reason | None:
     if decision.action is Action.STOP:
         reasons = [r for r in reasons if r.is_met] or reasons
     return max(reasons, key=lambda r: r.probability or 0.0, default=None)
-
-
-def _why(reason: Reason, confidence: float) -> str:
-    if reason.probability is None:
-        return reason.text
-    return odds_text(reason.rule, reason.probability, confidence)
 
 
 def _shown_by(candidate: Candidate | None, plan: Plan | None, directory: str) -> str:

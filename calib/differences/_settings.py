@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from ..answers.run_measurements import Measurements
 from ..plain_json import Json, parse_json
 from ..steps.known_steps import same_layout
 from ..workload.choices import CHOICES
-from ..workload.config import RunConfig
 from ..workload.config_json import Encoded
-from ..workload.model_shape import ModelShape
 
 _NAMES = {
     "device": "device",
@@ -58,76 +56,44 @@ class SettingChange(Encoded):
         return f"{self.name} {self.second or 'none'} instead of {self.first or 'none'}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Settings of a run."""
+Settings = Mapping[tuple[str, ...], str]
+"""Settings of a run as text, each by its path in the config."""
 
-    config: RunConfig | None
-    """None if the run's config is unknown."""
-    num_ranks: int
-    device: str
-    created_by: str
-    environment: Mapping[str, str]
-    """Recorded properties of its nodes, by name."""
 
-    @staticmethod
-    def of(measured: Measurements) -> Settings:
-        """Return the settings of a run, with the batch of its last recorded step."""
-        runs = measured.table.newest("runs")
-        texts = [str(text) for text in runs["cluster"] if text]
-        return Settings(
-            config=same_layout(measured.config) if measured.table.is_described else None,
-            num_ranks=measured.run.num_ranks,
-            device=measured.device,
-            created_by=str(runs["created_by"].iloc[0]),
-            environment=dict(_environment(texts[0])) if texts else {},
-        )
+def settings_of(measured: Measurements) -> Settings:
+    """Return the settings of a run, without those that affect no step (cadence)."""
+    runs = measured.table.newest("runs")
+    config: Json = {"device": measured.device}
+    if measured.table.is_described:
+        config = same_layout(measured.config).to_json()
+    texts = [str(text) for text in runs["cluster"] if text]
+    return {
+        **dict(_inside((), config)),
+        ("num_ranks",): str(measured.run.num_ranks),
+        ("created_by",): str(runs["created_by"].iloc[0]),
+        **{("cluster", name): text for name, text in _environment(*texts[:1])},
+    }
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens per step of all ranks; 0 if unknown."""
-        known = self.config
-        return known.batch.global_batch_size * known.model.seq_length if known else 0
 
-    @property
-    def model(self) -> ModelShape | None:
-        """Model without its sequence length, for comparison."""
-        known = self.config
-        return replace(known.model, seq_length=1, max_position_embeddings=0) if known else None
-
-    @property
-    def layout(self) -> Mapping[tuple[str, ...], str]:
-        """Settings that determine each rank's work, for comparison."""
-        return {key: text for key, text in _leaves(self) if part_of(key) is not Part.MACHINE}
+def work_of(settings: Settings) -> Settings:
+    """Return the settings that determine each rank's work."""
+    return {key: text for key, text in settings.items() if part_of(key) is not Part.MACHINE}
 
 
 def setting_changes(first: Settings, second: Settings) -> tuple[SettingChange, ...]:
-    """Return each setting that differs, by part, without those that affect no step (cadence)."""
-    ours, theirs = dict(_leaves(first)), dict(_leaves(second))
+    """Return each setting that differs, by part."""
     changes = [
         SettingChange(
             part=part_of(key),
             name=setting_name(key[-1]),
-            first=ours.get(key, ""),
-            second=theirs.get(key, ""),
+            first=first.get(key, ""),
+            second=second.get(key, ""),
         )
-        for key in dict.fromkeys((*ours, *theirs))
-        if ours.get(key, "") != theirs.get(key, "") and key[-1] not in _AFTER_SIZE
+        for key in dict.fromkeys((*first, *second))
+        if first.get(key, "") != second.get(key, "") and key[-1] not in _AFTER_SIZE
     ]
     order = list(Part)
     return tuple(sorted(changes, key=lambda one: order.index(one.part)))
-
-
-def _leaves(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield each setting with its path in the config."""
-    if settings.config is not None:
-        yield from _inside((), settings.config.to_json())
-    else:
-        yield ("device",), settings.device
-    yield ("num_ranks",), str(settings.num_ranks)
-    yield ("created_by",), settings.created_by
-    for name, text in settings.environment.items():
-        yield ("cluster", name), text
 
 
 def leaf_texts(value: Json) -> dict[str, str]:
@@ -177,8 +143,8 @@ def setting_name(field: str) -> str:
     return field.replace("_", " ")
 
 
-def _environment(text: str) -> Iterator[tuple[str, str]]:
-    """Yield properties of the first recorded node; nothing if the text is damaged."""
+def _environment(text: str = "") -> Iterator[tuple[str, str]]:
+    """Yield properties of the first recorded node; nothing if the text is empty or damaged."""
     try:
         value = parse_json(text)
     except ValueError:

@@ -60,11 +60,6 @@ class Level:
     def _variance(self) -> float:
         return float(np.var(self.values, ddof=1)) if len(self.values) > 1 else 0.0
 
-    @property
-    def _wander2(self) -> float:
-        """Variance between windows in excess of the noise of their steps."""
-        return max(0.0, self._variance - self.noise**2)
-
     def errors(self, other: Level) -> list[tuple[float, float]]:
         """Return variances of the level with their degrees of freedom.
 
@@ -73,7 +68,9 @@ class Level:
         """
         number = len(self.values)
         shown = self if number > 1 else other
-        wander2, freedom = shown._wander2, max(1, len(shown.values) - 1)
+        # Variance between windows in excess of the noise of their steps.
+        wander2 = max(0.0, shown._variance - shown.noise**2)
+        freedom = max(1, len(shown.values) - 1)
         mean2 = self._variance / number if number > 1 else self.noise**2
         of_mean = number - 1 if number > 1 else self.noise_freedom
         if wander2 <= self.repeat_sigma**2:

@@ -7,9 +7,6 @@ identity, so the terms add up to the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 
@@ -56,34 +53,37 @@ def term_windows(table: SampleTable) -> pd.DataFrame:
     The last column, ``ALL_ELSE``, makes them add up to the window's step.
     """
     steps = {w: float(part["time_s"].median()) for w, part in step_windows(table).items()}
-    phases = _phase_self_times(table)
+    # Mean over ranks of the median over steps.
+    medians = _hooked_phases(table).groupby(["name", "window", "rank"], sort=True)["own_s"].median()
+    means = medians.groupby(level=["name", "window"]).mean()
+    phases = {name: means.loc[name] for name in means.index.get_level_values("name").unique()}
     columns: dict[str, pd.Series] = {}
     for phase, name in _PASSES.items():
         columns |= _of_passes(table, phase, phases.get(name, pd.Series(dtype=float)))
     for name, text in ((_OPTIMIZER, TERM_TEXTS[Term.OPTIMIZER]), (_DATA, "data")):
         if name in phases:
             columns[text] = phases[name]
-    columns |= _of_host(table)
+    rows = _sampled(table)
+    rows = rows[rows["kind"] == OperatorKind.HOST_STEP.value]
+    if not rows.empty:
+        # Once per step, including time between steps; mean over stages.
+        columns[_HOST] = rows.groupby("window")["time_s"].mean()
     columns |= _of_groups(table)
     frame = pd.DataFrame(columns, index=pd.Index(sorted(steps), name="window")).fillna(0.0)
     frame[ALL_ELSE] = pd.Series(steps) - frame.sum(axis=1)
     return frame
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scatter:
-    """Relative standard error of a level from the scatter of its steps."""
+Scatter = tuple[float, int]
+"""Relative standard error of a level from the scatter of its steps, and its degrees of freedom."""
 
-    error_frac: float
-    freedom: float
 
-    @staticmethod
-    def of(times_s: pd.Series, size_s: float | None = None) -> Scatter:
-        """Return the error of the median of times, relative to their mean or to ``size_s``."""
-        estimate = mean_estimate(times_s.to_numpy(dtype=np.float64))
-        size_s = abs(estimate.mean if size_s is None else size_s)
-        error = MEDIAN_OVER_MEAN * estimate.standard_error
-        return Scatter(error_frac=error / size_s if size_s else 0.0, freedom=estimate.degrees)
+def _scatter(times_s: pd.Series, size_s: float | None = None) -> Scatter:
+    """Return the error of the median of times, relative to their mean or to ``size_s``."""
+    estimate = mean_estimate(times_s.to_numpy(dtype=np.float64))
+    size_s = abs(estimate.mean if size_s is None else size_s)
+    error = MEDIAN_OVER_MEAN * estimate.standard_error
+    return error / size_s if size_s else 0.0, estimate.degrees
 
 
 def term_scatter(table: SampleTable, terms: pd.DataFrame) -> dict[str, Scatter]:
@@ -94,9 +94,9 @@ def term_scatter(table: SampleTable, terms: pd.DataFrame) -> dict[str, Scatter]:
     steps = _by_step(table).groupby(level="step").mean()
     if len(steps) < 2:
         return {}
-    parts = {str(name): Scatter.of(steps[name]) for name in steps}
+    parts = {str(name): _scatter(steps[name]) for name in steps}
     scatters = {str(name): parts[_source(str(name))] for name in terms if name != ALL_ELSE}
-    return {**scatters, ALL_ELSE: Scatter.of(steps["step"], float(terms[ALL_ELSE].mean()))}
+    return {**scatters, ALL_ELSE: _scatter(steps["step"], float(terms[ALL_ELSE].mean()))}
 
 
 def rank_scatter(table: SampleTable) -> dict[int, dict[str, Scatter]]:
@@ -104,7 +104,7 @@ def rank_scatter(table: SampleTable) -> dict[int, dict[str, Scatter]]:
     rows = _by_step(table)
     rows = rows.assign(work=rows["forward"] + rows["backward"] + rows["optimizer"])
     return {
-        int(str(rank)): {name: Scatter.of(part[name]) for name in ("work", "waiting")}
+        int(str(rank)): {name: _scatter(part[name]) for name in ("work", "waiting")}
         for rank, part in rows.groupby(level="rank", sort=True)
         if len(part) > 1
     }
@@ -149,17 +149,8 @@ def rank_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
     }
 
 
-def _phase_self_times(table: SampleTable) -> Mapping[str, pd.Series]:
-    """Return self time of phases in hooked clean steps, without waiting and hooks, by window: mean
-    over ranks of the median over steps."""
-    rows = _hooked_phases(table)
-    medians = rows.groupby(["name", "window", "rank"], sort=True)["own_s"].median()
-    means = medians.groupby(level=["name", "window"]).mean()
-    return {str(name): means.loc[name] for name in means.index.get_level_values("name").unique()}
-
-
 def _hooked_phases(table: SampleTable) -> pd.DataFrame:
-    """Return phases of hooked clean steps with their self time."""
+    """Return phases of hooked clean steps with their self time, without waiting and hooks."""
     steps = table.newest("steps")
     steps = steps[steps["is_clean"] & steps["is_hooked"]][_STEP]
     rows = table.newest("phases").merge(steps, on=_STEP)
@@ -198,15 +189,6 @@ def _text(kind: str, phase: str) -> str:
     return TERM_TEXTS[term] if term is Term.RECOMPUTE else f"{TERM_TEXTS[term]} {phase}"
 
 
-def _of_host(table: SampleTable) -> dict[str, pd.Series]:
-    """Return host time once per step, including time between steps; mean over stages."""
-    rows = _sampled(table)
-    rows = rows[rows["kind"] == OperatorKind.HOST_STEP.value]
-    if rows.empty:
-        return {}
-    return {_HOST: rows.groupby("window")["time_s"].mean()}
-
-
 def _of_groups(table: SampleTable) -> dict[str, pd.Series]:
     """Return exposed transfers and waiting for late ranks, by role of the group."""
     rows = table.newest("skew")
@@ -214,18 +196,12 @@ def _of_groups(table: SampleTable) -> dict[str, pd.Series]:
         return {}
     ranks = rows.groupby("window")["rank"].nunique()
     sums = rows.groupby(["role", "window"], sort=True)[["transfer_s", "wait_s"]].sum()
+    roles = [str(role) for role in sums.index.get_level_values("role").unique()]
     columns: dict[str, pd.Series] = {}
-    name_of: dict[str, Callable[[str], str]] = {"transfer_s": _transfers, "wait_s": _waiting}
-    for column, text in name_of.items():
-        for role in sums.index.get_level_values("role").unique():
-            columns[text(str(role))] = sums[column].loc[role] / ranks
+    for column, what in (("transfer_s", "transfers"), ("wait_s", "waiting")):
+        for role in roles:
+            name = f"{role.upper().replace('_', ' ')} {what}"
+            if role == GroupRole.PP.value and column == "wait_s":
+                name = TERM_TEXTS[Term.BUBBLE]
+            columns[name] = sums[column].loc[role] / ranks
     return columns
-
-
-def _transfers(role: str) -> str:
-    return f"{role.upper().replace('_', ' ')} transfers"
-
-
-def _waiting(role: str) -> str:
-    is_pipeline = role == GroupRole.PP.value
-    return TERM_TEXTS[Term.BUBBLE] if is_pipeline else f"{role.upper().replace('_', ' ')} waiting"

@@ -15,7 +15,10 @@ from ..drift.stragglers import waiting_report
 from ..errors import CalibrationError
 from ..forecast.modelled import batch_size_at
 from ..samples.table import SampleTable, newest_window
-from ._settings import Part, SettingChange, Settings, setting_changes
+from ..steps.known_steps import same_layout
+from ..workload.config import RunConfig
+from ..workload.model_shape import ModelShape
+from ._settings import Part, SettingChange, setting_changes, settings_of, work_of
 from .levels import (
     Basis,
     Difference,
@@ -50,16 +53,15 @@ def difference(first: SampleTable, second: SampleTable) -> Difference:
     is_one_run = first.run_id == second.run_id
     repeat_sigma_log = max(run.repeat_sigma_log(is_one_run=is_one_run) for run in (ours, theirs))
     changes = setting_changes(ours.settings, theirs.settings)
-    is_same_work = ours.settings.tokens_per_step == theirs.settings.tokens_per_step
-    is_alike = ours.settings.layout == theirs.settings.layout
-    per_tokens = 0 if is_same_work else 1000
+    is_alike = work_of(ours.settings) == work_of(theirs.settings)
+    per_tokens = 0 if ours.tokens_per_step == theirs.tokens_per_step else 1000
     step = compare_levels(ours.level(repeat_sigma_log), theirs.level(repeat_sigma_log))
     answer = Difference(
         first=ours.side(),
         second=theirs.side(),
         settings=changes,
         basis=Basis.STEP_TIME if is_alike else Basis.THROUGHPUT,
-        reason=_reason(ours.settings, theirs.settings, changes),
+        reason=_reason(ours, theirs, changes),
         step=step,
         terms=_terms(
             ours.terms(per_tokens, repeat_sigma_log), theirs.terms(per_tokens, repeat_sigma_log)
@@ -81,7 +83,8 @@ class _Run:
 
     def __init__(self, table: SampleTable) -> None:
         self.measured = Measurements(table=table)
-        self.settings = Settings.of(self.measured)
+        self.settings = settings_of(self.measured)
+        self.config = self.measured.config if table.is_described else None
         self._windows = step_windows(table)
         if not self._windows:
             raise CalibrationError(
@@ -89,9 +92,15 @@ class _Run:
             )
         self._tokens = {w: self._tokens_of(part) for w, part in self._windows.items()}
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens per step of all ranks; 0 if unknown."""
+        known = self.config
+        return known.batch.global_batch_size * known.model.seq_length if known else 0
+
     def _tokens_of(self, part: pd.DataFrame) -> float:
         """Return the tokens per step of one window, which a ramp changes; 1 if unknown."""
-        if self.settings.config is None:
+        if self.config is None:
             return 1.0
         config = self.measured.recorded_config
         size = batch_size_at(config, int(part["step"].median()) + 1)
@@ -107,7 +116,7 @@ class _Run:
     def repeat_sigma_log(self, *, is_one_run: bool) -> float:
         """Return the standard deviation of the log step between repeated runs."""
         return estimate_repeat_sigma_log(
-            self._per_token_s(), self.settings.device, is_one_run=is_one_run
+            self._per_token_s(), self.measured.device, is_one_run=is_one_run
         )
 
     def level(self, repeat_sigma_log: float) -> Level:
@@ -117,14 +126,14 @@ class _Run:
     def side(self) -> Side:
         """Return the description of the run on its own."""
         per_token_s = math.exp(self.level(0.0).mean)
-        tokens = self.settings.tokens_per_step
+        tokens = self.tokens_per_step
         step_s = per_token_s * (tokens or 1)
         return Side(
             run_id=self.measured.run_id,
             windows=tuple(self._windows),
             num_steps=sum(map(len, self._windows.values())),
-            num_ranks=self.settings.num_ranks,
-            device=self.settings.device,
+            num_ranks=self.measured.run.num_ranks,
+            device=self.measured.device,
             step_time_s=step_s,
             tokens_per_s=1.0 / per_token_s if tokens else None,
             slow=waiting_report(self.measured.table, step_s).line,
@@ -150,13 +159,19 @@ class _Run:
         }
 
 
-def _reason(first: Settings, second: Settings, changes: tuple[SettingChange, ...]) -> str:
-    if first.model != second.model:
-        if first.model is None or second.model is None:
-            return "the model of only one of the runs is known"
+def _reason(first: _Run, second: _Run, changes: tuple[SettingChange, ...]) -> str:
+    ours, theirs = first.config, second.config
+    if (ours is None) is not (theirs is None):
+        return "the model of only one of the runs is known"
+    if ours and theirs and _unlengthened(ours) != _unlengthened(theirs):
         texts = [one.text for one in changes if one.part is Part.MODEL]
         return f"another model (B has {', '.join(texts[:2])})"
     return ""
+
+
+def _unlengthened(config: RunConfig) -> ModelShape:
+    """Return the model without its sequence length."""
+    return replace(same_layout(config).model, seq_length=1, max_position_embeddings=0)
 
 
 def _level(values: pd.Series, repeat_sigma_log: float, scatter: Scatter | None) -> Level:
@@ -168,21 +183,20 @@ def _level(values: pd.Series, repeat_sigma_log: float, scatter: Scatter | None) 
         return level
     if scatter is None:
         return replace(level, noise=size)
-    return replace(level, noise=size * scatter.error_frac, noise_freedom=scatter.freedom)
+    error_frac, freedom = scatter
+    return replace(level, noise=size * error_frac, noise_freedom=freedom)
 
 
 def _terms(first: Mapping[str, Level], second: Mapping[str, Level]) -> tuple[TermChange, ...]:
     names = [n for n in dict.fromkeys((*first, *second)) if n != ALL_ELSE]
     terms = []
     for name in (*names, ALL_ELSE):
-        ours, theirs = (side.get(name) or _none_of(side) for side in (first, second))
+        ours, theirs = (
+            side.get(name) or Level(values=(0.0,) * len(side[ALL_ELSE].values), repeat_sigma=0.0)
+            for side in (first, second)
+        )
         terms.append(_term(name, ours, theirs, len(names) + 1))
     return tuple(terms)
-
-
-def _none_of(side: Mapping[str, Level]) -> Level:
-    """Return the level of a term that the run does not have."""
-    return Level(values=(0.0,) * len(side[ALL_ELSE].values), repeat_sigma=0.0)
 
 
 def _term(name: str, ours: Level, theirs: Level, num_compared: int) -> TermChange:

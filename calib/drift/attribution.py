@@ -10,7 +10,7 @@ unknown, with the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..samples.reduce import MAD_EFFICIENCY, MEDIAN_OVER_MEAN, mad_sigma, median
 from ..samples.table import SampleTable
 from ..units import format_frac, format_ranks, format_time
 from ..workload.config_json import Encoded, encode_fields, encoded
+from .stragglers import excess_s
 
 Floats = NDArray[np.float64]
 
@@ -118,7 +119,10 @@ def find_causes(
     ]
     if large_causes:
         return tuple(sorted(large_causes, key=lambda c: -sign * c.change_s))
-    return (Cause(kind=CauseKind.UNKNOWN, reason=_unknown(before, after)),)
+    reason = "computation, data and transfers of the ranks are as before"
+    if newest_rank_compute(before) is None or newest_rank_compute(after) is None:
+        reason = "one of the windows has no clean hooked step"
+    return (Cause(kind=CauseKind.UNKNOWN, reason=reason),)
 
 
 def find_group_causes(
@@ -134,29 +138,20 @@ def find_group_causes(
     return tuple(sorted(large_causes, key=lambda c: -abs(c.change_s)))
 
 
-def _unknown(before: SampleTable, after: SampleTable) -> str:
-    if newest_rank_compute(before) is None or newest_rank_compute(after) is None:
-        return "one of the windows has no clean hooked step"
-    return "computation, data and transfers of the ranks are as before"
-
-
 def _of_groups(before: SampleTable, after: SampleTable, sign: float) -> list[Cause]:
     """Return groups that changed in the direction of ``sign``; one cause if all of a role did."""
-    by_role: dict[str, list[LinkChange]] = {}
+    by_role: dict[str, list[Cause]] = {}
     for link in link_changes(before.links, after.links):
         by_role.setdefault(link.role, []).append(link)
-    changed_links: list[LinkChange] = []
+    causes: list[Cause] = []
     for _, every in sorted(by_role.items()):
         hit = [link for link in every if link.chance <= FALSE_ALARM and sign * link.change_s > 0]
         if len(every) > 1 and len(hit) == len(every):
             ranks = tuple(sorted({rank for link in hit for rank in link.ranks}))
             # The group with the largest change represents them.
             hit = [replace(max(hit, key=lambda link: abs(link.change_s)), ranks=ranks)]
-        changed_links += hit
-    return [
-        Cause(kind=CauseKind.GROUP, change_s=link.change_s, **asdict(link))
-        for link in changed_links
-    ]
+        causes += hit
+    return causes
 
 
 def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: float) -> list[Cause]:
@@ -194,24 +189,25 @@ class _Part:
         self.common_s = float(np.sort(moved)[(len(moved) - 1) // 2])
         self.excess_s = moved - self.common_s
         self._level_s = float(np.median(before))
+        whole = np.zeros(before.shape[1], dtype=np.int64)
+        self._apart = [
+            excess_s(values, whole) if len(whole) > 1 else values for values in (before, after)
+        ]
 
     def common_chance(self) -> float:
         """Return the p-value of the common change, from the median rank's scatter over steps."""
-        old, new = np.median(self.before, axis=1), np.median(self.after, axis=1)
-        freedom = len(old) + len(new) - 2
-        return self._chance(
-            self.common_s, _error(old), _error(new), freedom, COMMON_REPEAT_SIGMA_FRAC
-        )
+        before, after = (np.median(values, axis=1) for values in (self.before, self.after))
+        return self._chance(self.common_s, before, after, COMMON_REPEAT_SIGMA_FRAC)
 
     def excess_chance(self, place: int) -> float:
         """Return the p-value of a rank's excess, from its scatter about the others over steps."""
-        old, new = _excess_over_others(self.before, place), _excess_over_others(self.after, place)
-        excess_s, freedom = float(self.excess_s[place]), len(old) + len(new) - 2
-        return self._chance(excess_s, _error(old), _error(new), freedom, REPEAT_SIGMA_FRAC)
+        before, after = (values[:, place] for values in self._apart)
+        return self._chance(float(self.excess_s[place]), before, after, REPEAT_SIGMA_FRAC)
 
     def _chance(
-        self, change_s: float, old: float, new: float, freedom: int, repeat_sigma_frac: float
+        self, change_s: float, before: Floats, after: Floats, repeat_sigma_frac: float
     ) -> float:
+        old, new, freedom = _error(before), _error(after), len(before) + len(after) - 2
         repeat_sigma_s = repeat_sigma_frac * self._level_s
         if freedom + 2 < 2 * _LEAST_SAMPLES:
             # With one sample per window, only the scatter over ranks is available.
@@ -263,13 +259,6 @@ def _cause(
     )
 
 
-def _excess_over_others(values: Floats, place: int) -> Floats:
-    """Return a rank's values minus the median of the others, shape (samples,)."""
-    if values.shape[1] < 2:
-        return values[:, place]
-    return values[:, place] - np.median(np.delete(values, place, axis=1), axis=1)
-
-
 def _error(values: Floats) -> float:
     """Return the standard error of a median, from the median deviation."""
     if len(values) < 2:
@@ -290,28 +279,12 @@ def _who(ranks: Sequence[int], role: str) -> str:
     return f"{role} group of {format_ranks(ranks)}" if role else format_ranks(ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkChange:
-    """Time per step of a group's transfers that are in both windows, without waiting for ranks.
+def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[Cause]:
+    """Return the change of each group's transfers that are in both windows, without waiting for
+    ranks, seconds per step; frames are ``links`` of one window each.
 
-    ``chance`` is the probability of such a change by noise alone in any of the groups; 1 for a
-    change below ``LEAST_CHANGE_FRAC``.
+    The chance of a change below ``LEAST_CHANGE_FRAC`` is 1.
     """
-
-    role: str
-    ranks: tuple[int, ...]
-    before_s: float
-    after_s: float
-    chance: float
-
-    @property
-    def change_s(self) -> float:
-        """Slowdown of the transfers, seconds per step."""
-        return self.after_s - self.before_s
-
-
-def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
-    """Return the change of each group in both windows; frames are ``links`` of one window each."""
     both = _timed(before).merge(_timed(after), on=_KEYS, suffixes=("_before", "_after"))
     if both.empty:
         return []
@@ -330,11 +303,13 @@ def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
         chance = float(stdtr(max(1.0, row["freedom"]), -abs(new - old) / error)) * 2 * len(sums)
         is_small = abs(new - old) < LEAST_CHANGE_FRAC * min(old, new)
         changes.append(
-            LinkChange(
+            Cause(
+                kind=CauseKind.GROUP,
                 role=str(role),
                 ranks=tuple(int(rank) for rank in str(ranks).split(",")),
                 before_s=float(old),
                 after_s=float(new),
+                change_s=float(new) - float(old),
                 chance=1.0 if is_small else min(1.0, chance),
             )
         )

@@ -171,13 +171,19 @@ class DriftMonitor:
             return None
         value = math.log(time_s)
         if not self._is_known:
-            self._learn(value)
+            self._steady.append(value)
+            if len(self._steady) >= _NUM_BASELINE:
+                self._is_known = True
+                self._refresh()
             return None
         self._recent.append((iteration, value))
         z = (value - self._center) / self._sigma
         z = max(-_CLIP, min(_CLIP, z))
         self._points.add(z)
-        self._sum(z)
+        # Without a cap, a long drift would delay the detection of recovery by as many steps.
+        cap = 2.0 * _THRESHOLD
+        self._up = min(cap, max(0.0, self._up + z - _ALLOWANCE))
+        self._down = min(cap, max(0.0, self._down - z - _ALLOWANCE))
         drift = self._confirmed()
         if drift is None:
             self._settle()
@@ -188,12 +194,6 @@ class DriftMonitor:
         self._center, self._sigma, self._level_sigma = 0.0, 1.0, 1.0
         self._points = ChangePoints()
         self._up = self._down = 0.0
-
-    def _learn(self, value: float) -> None:
-        self._steady.append(value)
-        if len(self._steady) >= _NUM_BASELINE:
-            self._is_known = True
-            self._refresh()
 
     def _refresh(self) -> None:
         """Recompute level and noise of the steady steps, with their autocorrelation."""
@@ -209,12 +209,6 @@ class DriftMonitor:
             whole = values[: values.size // _NUM_CONFIRM * _NUM_CONFIRM]
             blocks = np.median(whole.reshape(-1, _NUM_CONFIRM), axis=1)
             self._level_sigma = max(self._level_sigma, mad_sigma(blocks))
-
-    def _sum(self, z: float) -> None:
-        # Without a cap, a long drift would delay the detection of recovery by as many steps.
-        cap = 2.0 * _THRESHOLD
-        self._up = min(cap, max(0.0, self._up + z - _ALLOWANCE))
-        self._down = min(cap, max(0.0, self._down - z - _ALLOWANCE))
 
     def _settle(self) -> None:
         """Move the oldest recent step to the baseline unless a change is suspected.
@@ -237,7 +231,11 @@ class DriftMonitor:
             latest = [value for _, value in self._recent][-size:]
             level = float(np.median(latest))
             change = level - self._center
-            least = max(_log_change(change), self._least_change(size))
+            sign = math.copysign(1.0, change)
+            # Medians of ``size`` steps and of the steady ones differ by noise.
+            share = _NUM_CONFIRM / size + _NUM_CONFIRM / max(len(self._steady), 1)
+            noise = _MIN_SIGMAS * self._level_sigma * math.sqrt(share)
+            least = max(sign * math.log1p(sign * _MIN_CHANGE_FRAC), noise)
             if abs(change) >= least:
                 break
         else:
@@ -249,11 +247,6 @@ class DriftMonitor:
             if len(self._recent) < _NUM_RECENT or abs(slow) < least or slow * change < 0:
                 return None
         return self._drift(level, change, probability)
-
-    def _least_change(self, size: int) -> float:
-        """Return the largest difference by noise of medians of ``size`` steps and steady ones."""
-        share = _NUM_CONFIRM / size + _NUM_CONFIRM / max(len(self._steady), 1)
-        return _MIN_SIGMAS * self._level_sigma * math.sqrt(share)
 
     def _drift(self, level: float, change: float, probability: float) -> Drift:
         since = self._since(change)
@@ -300,11 +293,6 @@ class DriftMonitor:
             self._is_known = True
             self._center = float(np.median(values))
             self._sigma, self._level_sigma = sigma, level_sigma
-
-
-def _log_change(change: float) -> float:
-    """Return the smallest reported change in the direction of ``change``, as absolute log ratio."""
-    return math.log1p(_MIN_CHANGE_FRAC) if change > 0 else -math.log1p(-_MIN_CHANGE_FRAC)
 
 
 def _autocorrelation(values: np.ndarray) -> float:

@@ -24,6 +24,7 @@ from scipy.special import ndtri, stdtrit
 
 from ..errors import CalibrationError, ConfigError
 from ..plain_json import JsonObject
+from ..regressors.estimate import Estimate
 from ..regressors.robust import Z_90
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, mad_sigma, median_error_log, median_of_others
@@ -230,13 +231,13 @@ class _Study:
         crowd = np.bincount(layout.stages)[layout.stages]
         self.alone = crowd < 2
         self.tail = false_alarm / len(compute.ranks)
-        self.stage_compute = stage_compute(table, self.tail) if self.alone.any() else {}
+        self.stage_slowness = stage_slowness(table) if self.alone.any() else {}
         number = len(compute.work_s)
         samples_text = f"{number} sample{'s' * (number != 1)} of each rank"
         self.reason = f"no rank stands out in {samples_text}"
         if number < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
             self.reason = f"{samples_text}: too few to compare few ranks; record more steps"
-        if self.alone.all() and not self.stage_compute:
+        if self.alone.all() and not self.stage_slowness:
             self.reason = "every stage has one rank and no operator in common with another"
         self.places = self._stand_out()
 
@@ -254,7 +255,9 @@ class _Study:
         mean = self.excess.mean(axis=0)
         is_slow = mean >= LEAST_FRAC * self.step_s
         is_slow &= ~self.alone & _is_lasting(self.excess, self.layout.stages, self.tail)
-        is_slow &= _is_apart(mean, self.layout.stages, self.tail, is_needed=self._is_short)
+        is_slow &= _is_apart(
+            mean, self.layout.stages, self.tail, is_needed=len(self.excess) < _LEAST_SAMPLES
+        )
         is_slow &= self.excess[-self.compute.num_newest :].mean(axis=0) >= _STILL * mean
         lone = [
             p
@@ -263,21 +266,13 @@ class _Study:
         ]
         return {int(p) for p in np.flatnonzero(is_slow)} | {int(p) for p in lone}
 
-    @property
-    def _is_short(self) -> bool:
-        return len(self.excess) < _LEAST_SAMPLES
-
     def _lone_excess_s(self, place: int) -> float:
         """Return the excess of the only rank of a stage over the same operators on other stages."""
-        comparison = self.stage_compute.get(int(self.layout.stages[place]))
-        if comparison is None or comparison.low_log <= 0:
+        slowness = self.stage_slowness.get(int(self.layout.stages[place]))
+        # The stage is surely slower if the end of its interval at ``tail`` is above 1.
+        if slowness is None or slowness.below(1.0) >= self.tail:
             return 0.0
-        return float(self.compute.passes_s[:, place].mean()) * -float(np.expm1(-comparison.log))
-
-    def _lone_error(self, place: int) -> float:
-        """Return half the 90 % interval of such an excess, relative to it."""
-        comparison = self.stage_compute[int(self.layout.stages[place])]
-        return Z_90 * comparison.sigma_log / float(np.expm1(comparison.log))
+        return float(self.compute.passes_s[:, place].mean()) * (1.0 - 1.0 / slowness.median)
 
     def _slow(self, place: int, hosts: set[int]) -> Straggler:
         gains = self._gains([place])
@@ -286,7 +281,9 @@ class _Study:
             half = float(stdtrit(len(gains) - 1, 0.95) * gains.std(ddof=1) / np.sqrt(len(gains)))
         cost, excess = float(gains.mean()), float(self.excess.mean(axis=0)[place])
         if self.alone[place]:
-            half = float(np.hypot(half, cost * self._lone_error(place)))
+            slowness = self.stage_slowness[int(self.layout.stages[place])]
+            error_frac = Z_90 * slowness.sigma_log / (slowness.median - 1.0)
+            half = float(np.hypot(half, cost * error_frac))
             excess = self._lone_excess_s(place)
         rank = int(self.compute.ranks[place])
         return Straggler(
@@ -458,21 +455,9 @@ def _beyond(rows: pd.DataFrame, column: str) -> pd.Series:
     return rows[column] - median_of_others(rows, column, _TRANSFER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCompute:
-    """Log time of a stage's shared operators over that on other stages, with lower bound."""
-
-    log: float
-    low_log: float
-    sigma_log: float
-
-
-def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
-    """Return the slowness of each stage in the newest window, from operators shared with others.
-
-    ``tail`` is the probability that the lower bound exceeds the true value.  Errors of a stage's
-    operators are taken as fully correlated.
-    """
+def stage_slowness(table: SampleTable) -> dict[int, Estimate]:
+    """Return the time of each stage's operators in the newest window over that of the same ones on
+    other stages; errors of a stage's operators are taken as fully correlated."""
     rows = table.operators
     rows = rows[(rows["run_id"] == table.run_id) & ~rows["kind"].isin(_HOST) & ~rows["is_probe"]]
     rows = newest_window(rows)
@@ -484,23 +469,20 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     others = median_of_others(rows, "time_s", _OPERATOR)
     error = median_error_log(rows)
     each = rows["count"] / rows["num_steps"].clip(lower=1)
-    rows = rows.assign(
+    sums = rows.assign(
         stage_s=each * rows["time_s"],
         others=each * others,
         error=each * others * np.hypot(error, REPEAT_SIGMA_LOG),
     )
-    # The values compared with are as uncertain, hence sqrt(2) below.
-    strict = float(ndtri(1 - tail))
-    by_stage = {}
-    for stage, part in rows.groupby("stage", sort=True):
-        stage_s, others_s = float(part["stage_s"].sum()), float(part["others"].sum())
-        log, sigma = (
-            math.log(stage_s / others_s),
-            math.sqrt(2) * float(part["error"].sum()) / others_s,
+    sums = sums.groupby("stage", sort=True)[["stage_s", "others", "error"]].sum()
+    return {
+        int(str(stage)): Estimate(
+            median=stage_s / others_s,
+            # The values compared with are as uncertain.
+            unshared_sigma_log=math.sqrt(2) * error_s / others_s,
         )
-        low = log - strict * sigma
-        by_stage[int(str(stage))] = StageCompute(log=log, low_log=low, sigma_log=sigma)
-    return by_stage
+        for stage, stage_s, others_s, error_s in sums.itertuples()
+    }
 
 
 SCHEMA = 1

@@ -28,16 +28,6 @@ class Failures:
     save_every_s: float = 0.0
     """Time between checkpoints; work since the last one is repeated."""
 
-    @property
-    def mean_cost_s(self) -> float:
-        """Mean cost of a failure: restart plus half the time between checkpoints."""
-        return self.restart_s + 0.5 * self.save_every_s
-
-    @property
-    def cost_variance_s2(self) -> float:
-        """Variance of the lost work, uniform from 0 to the time between checkpoints."""
-        return self.save_every_s**2 / 12.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingTime:
@@ -74,8 +64,9 @@ class RemainingTime:
         counts = np.arange(last + 1)
         chances = stats.poisson.pmf(counts, expected)
         chances /= chances.sum()
-        means = mean_s + counts * failures.mean_cost_s
-        sigmas = np.sqrt(sigma_s**2 + counts * failures.cost_variance_s2)
+        # Lost work is uniform from 0 to the time between checkpoints.
+        means = mean_s + counts * (failures.restart_s + 0.5 * failures.save_every_s)
+        sigmas = np.sqrt(sigma_s**2 + counts * (failures.save_every_s**2 / 12.0))
         return RemainingTime(
             weights=tuple(chances.tolist()),
             means_s=tuple(means.tolist()),

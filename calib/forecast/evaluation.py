@@ -70,15 +70,8 @@ class Coverage(Encoded):
     nominal_frac: float
     num: int
     num_inside: int
-
-    def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(**encode_fields(self), observed_frac=self.observed_frac)
-
-    @property
-    def observed_frac(self) -> float:
-        """Observed share within the interval; 0 without cases."""
-        return self.num_inside / self.num if self.num else 0.0
+    observed_frac: float
+    """Observed share within the interval; 0 without cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,49 +93,29 @@ class Evaluation(Encoded):
     num_forecasts: int
     is_complete: bool
     total_s: float
+    first_error_of_total_frac: float | None
+    """Error of the first forecast, with which users plan; None without forecasts."""
     errors: tuple[FinishError, ...]
-    finish: tuple[Coverage, ...]
-    steps: tuple[Coverage, ...]
+    finish_coverage: tuple[Coverage, ...]
+    step_coverage: tuple[Coverage, ...]
     settled: tuple[Settled, ...]
-
-    def to_json(self) -> JsonObject:
-        """Return the JSON object."""
-        return encoded(
-            run_id=self.run_id,
-            num_forecasts=self.num_forecasts,
-            is_complete=self.is_complete,
-            total_s=self.total_s,
-            first_error_of_total_frac=self.first and self.first.of_total_frac,
-            errors=self.errors,
-            finish_coverage=self.finish,
-            step_coverage=self.steps,
-            settled=self.settled,
-        )
-
-    @property
-    def first(self) -> FinishError | None:
-        """Error of the first forecast of the run; None without forecasts."""
-        return self.errors[0] if self.errors else None
 
     @property
     def line(self) -> str:
-        """Error of the predicted finish in words; empty without a forecast.
-
-        The first forecast counts, since users plan with it.
-        """
-        first = self.first
-        if first is None:
+        """Error of the first predicted finish in words; empty without a forecast."""
+        error_frac = self.first_error_of_total_frac
+        if error_frac is None:
             return ""
-        side = "late" if first.of_total_frac >= 0 else "early"
+        side = "late" if error_frac >= 0 else "early"
         words = [
-            f"scored: the finish was predicted {format_frac(abs(first.of_total_frac))} of the run "
-            f"too {side} after {first.iteration} steps"
+            f"scored: the finish was predicted {format_frac(abs(error_frac))} of the run "
+            f"too {side} after {self.errors[0].iteration} steps"
         ]
         tight = self.settled[-1]
         if tight.stays_from_iteration is not None and self.num_forecasts > 1:
             share = format_frac(tight.within_frac)
             words.append(f"within {share} of it from step {tight.stays_from_iteration} on")
-        inside = next(row for row in self.finish if row.nominal_frac == _STATED_FRAC)
+        inside = next(row for row in self.finish_coverage if row.nominal_frac == _STATED_FRAC)
         words.append(f"{inside.num_inside} of {inside.num} 90 % intervals contained the finish")
         return " · ".join(words)
 
@@ -158,12 +131,10 @@ def is_held(time_s: float, low_s: float, high_s: float) -> dict[str, bool]:
     return {key: away_s <= half_s * wide for key, wide in _WIDTHS.items()}
 
 
-def _wide(share: float) -> float:
-    normal = NormalDist()
-    return normal.inv_cdf(0.5 + 0.5 * share) / normal.inv_cdf(0.5 + 0.5 * _STATED_FRAC)
-
-
-_WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}
+_STATED_WIDTH = NormalDist().inv_cdf(0.5 + 0.5 * _STATED_FRAC)
+_WIDTHS = {
+    str(share): NormalDist().inv_cdf(0.5 + 0.5 * share) / _STATED_WIDTH for share in NOMINAL_FRAC
+}
 
 
 def evaluate(made: Sequence[Forecast], ended: Ended) -> Evaluation:
@@ -176,24 +147,26 @@ def evaluate(made: Sequence[Forecast], ended: Ended) -> Evaluation:
         (m for m in made if m.steps_left > 0), key=lambda m: (m.steps_done, m.now_unix_s)
     )
     scored = ahead if ended.is_complete else []
-    total_s = ended.end_unix_s - min((m.now_unix_s - m.elapsed_s for m in made), default=0.0)
+    total_s = ended.end_unix_s - min((m.begin_unix_s for m in made), default=0.0)
     errors = tuple(_error(m, ended.end_unix_s, total_s) for m in scored)
     return Evaluation(
         run_id=ended.run_id,
         num_forecasts=len(ahead),
         is_complete=ended.is_complete,
         total_s=total_s,
+        first_error_of_total_frac=errors[0].of_total_frac if errors else None,
         errors=errors,
-        finish=_coverage(len(scored), _finish_inside(scored, ended.end_unix_s)),
-        steps=_coverage(ended.num_steps, ended.num_inside),
+        finish_coverage=_coverage(len(scored), _finish_inside(scored, ended.end_unix_s)),
+        step_coverage=_coverage(ended.num_steps, ended.num_inside),
         settled=tuple(_settled(errors, within) for within in SETTLED_FRAC),
     )
 
 
 def _coverage(num: int, num_inside: Mapping[str, int]) -> tuple[Coverage, ...]:
+    inside = {share: num_inside.get(str(share), 0) for share in NOMINAL_FRAC}
     return tuple(
-        Coverage(nominal_frac=share, num=num, num_inside=num_inside.get(str(share), 0))
-        for share in NOMINAL_FRAC
+        Coverage(nominal_frac=share, num=num, num_inside=n, observed_frac=n / num if num else 0.0)
+        for share, n in inside.items()
     )
 
 

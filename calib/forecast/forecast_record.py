@@ -5,6 +5,7 @@ Standard library only, as a wrapper and a companion read it before they load any
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -41,6 +42,26 @@ class ForecastPart:
     """Total time of the remaining ones."""
     sigma_s: float
     provenance: str
+
+    @staticmethod
+    def repeated(
+        name: str,
+        num_left: int,
+        each_s: float,
+        *,
+        sigma_s: float = 0.0,
+        scatter_s: float = 0.0,
+        provenance: str = "measured",
+    ) -> ForecastPart:
+        """Return ``num_left`` repetitions of ``each_s``, whose error ``sigma_s`` is common to all,
+        and which scatter individually."""
+        return ForecastPart(
+            name=name,
+            num_left=num_left,
+            time_s=num_left * each_s,
+            sigma_s=math.hypot(num_left * sigma_s, math.sqrt(num_left) * scatter_s),
+            provenance=provenance,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -152,6 +173,11 @@ class Forecast(Encoded):
         """``ends`` with the median and the 95 % quantile of the finish, as seen from its time."""
         ends = self.finish_p50_unix_s, self.finish_p95_unix_s
         return f"ends {format_span(*ends, self.now_unix_s)}"
+
+    @property
+    def begin_unix_s(self) -> float:
+        """Begin of this launch."""
+        return self.now_unix_s - self.elapsed_s
 
     @property
     def finish_low_unix_s(self) -> float:

@@ -37,7 +37,6 @@ _FEW_BLOCKS = 20
 _DRIFT_BLOCKS = 6
 
 Floats = NDArray[np.float64]
-_SAME = Estimate(median=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,46 +51,6 @@ class MeanEstimate:
     """Standard deviation of a sum of N values over sqrt(N)."""
     degrees: int
     num_values: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
-    """Work between steps, such as evaluations or saves: remaining number and time of one."""
-
-    name: str
-    num_remaining: int
-    time_s: float
-    sigma_s: float = 0.0
-    """Standard error of ``time_s``."""
-    scatter_s: float = 0.0
-    """Standard deviation of a single one."""
-    provenance: str = "measured"
-
-    @property
-    def all_sigma_s(self) -> float:
-        """Standard deviation of the remaining total: common error and individual scatter."""
-        return math.hypot(
-            self.num_remaining * self.sigma_s, math.sqrt(self.num_remaining) * self.scatter_s
-        )
-
-    @property
-    def part(self) -> ForecastPart:
-        """Remaining total, as a part of the forecast."""
-        return ForecastPart(
-            name=self.name,
-            num_left=self.num_remaining,
-            time_s=self.num_remaining * self.time_s,
-            sigma_s=self.all_sigma_s,
-            provenance=self.provenance,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLoad:
-    """Remaining steps at one global batch size, with their time relative to measured steps."""
-
-    num_remaining: int
-    time_ratio: Estimate = _SAME
 
 
 def mean_estimate(values: ArrayLike) -> MeanEstimate:
@@ -131,24 +90,26 @@ def forecast(
     elapsed_s: float,
     step_times_s: ArrayLike = (),
     estimate: Estimate | None = None,
-    extras: Sequence[Extra] = (),
-    loads: Sequence[StepLoad] = (),
+    extras: Sequence[ForecastPart] = (),
+    loads: Sequence[tuple[int, Estimate]] = (),
     failures: Failures | None = None,
     drift_frac: float = DRIFT_FRAC,
 ) -> Forecast:
     """Return the forecast from measured steps, or from the modelled step if fewer than two.
 
     ``step_times_s`` are full periods (start to start, with logging and data) of unflagged steps,
-    oldest first.  ``elapsed_s`` is the time spent, including start-up.  ``loads`` describes later
-    steps that are longer or shorter; by default all remaining steps are as measured.  The variance
-    of the sum is long_run_sd^2 (N^2/n + N) for N steps from n, plus the square of ``drift_frac`` of
-    the whole.  Raises ``CalibrationError`` without a measured or modelled step.
+    oldest first.  ``elapsed_s`` is the time spent, including start-up.  ``extras`` is work
+    between steps.  ``loads`` has numbers of remaining steps with their time over that of measured
+    ones; by default all are as measured.  The variance of the sum is long_run_sd^2 (N^2/n + N) for
+    N steps from n, plus the square of ``drift_frac`` of the whole.
+
+    Raises ``CalibrationError`` without a measured or modelled step.
     """
     step = _step(np.asarray(step_times_s, dtype=np.float64), estimate)
     num_remaining_steps = max(0, steps_total - steps_done)
-    loads = loads or (StepLoad(num_remaining=num_remaining_steps),)
-    steps_s = step.mean * sum(load.num_remaining * load.time_ratio.median for load in loads)
-    extras_s = sum(extra.num_remaining * extra.time_s for extra in extras)
+    loads = loads or ((num_remaining_steps, Estimate(median=1.0)),)
+    steps_s = step.mean * sum(number * ratio.median for number, ratio in loads)
+    extras_s = sum(extra.time_s for extra in extras)
     wide = float(stdtrit(step.degrees, 0.95))
     # Replace Student's t by a normal with the same 95 % quantile, so that any level is defined.
     sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / Z_90
@@ -204,18 +165,21 @@ def learned_drift_frac(step_times_s: ArrayLike, *, prior_frac: float = DRIFT_FRA
 
 
 def _remaining_sigma(
-    step: MeanEstimate, loads: Sequence[StepLoad], extras: Sequence[Extra], drift_frac: float
+    step: MeanEstimate,
+    loads: Sequence[tuple[int, Estimate]],
+    extras: Sequence[ForecastPart],
+    drift_frac: float,
 ) -> float:
-    counts = np.asarray([load.num_remaining for load in loads], dtype=np.float64)
-    ratios = np.asarray([load.time_ratio.median for load in loads])
-    sigmas = np.asarray([load.time_ratio.sigma_log for load in loads])
+    counts = np.asarray([number for number, _ in loads], dtype=np.float64)
+    ratios = np.asarray([ratio.median for _, ratio in loads])
+    sigmas = np.asarray([ratio.sigma_log for _, ratio in loads])
     whole = float(np.dot(counts, ratios))
     variance = (whole * step.standard_error) ** 2
     variance += float(np.dot(counts, ratios**2)) * step.long_run_sd**2
     variance += (drift_frac * whole * step.mean) ** 2
     # All ratios are from one model, so that their errors are correlated.
     variance += (step.mean * float(np.dot(counts * ratios, sigmas))) ** 2
-    variance += sum(extra.all_sigma_s**2 for extra in extras)
+    variance += sum(extra.sigma_s**2 for extra in extras)
     return math.sqrt(variance)
 
 

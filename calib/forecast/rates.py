@@ -14,6 +14,7 @@ from ..fit.operator_kinds import OperatorFamily
 from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..layers.model_size import model_flop_per_token
 from ..layers.stage_work import stage_operators
+from ..plain_json import JsonObject
 from ..units import HOUR_S, format_count, format_frac
 from ..workload.config import Batch, Fp8Recipe, Recompute, RunConfig
 from ..workload.config_json import Encoded
@@ -147,19 +148,38 @@ def _flop(operators: tuple[OperatorCount, ...]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemainingRun:
-    """The remaining run in its layout, as the base for other layouts."""
+class RemainingRun(Encoded):
+    """Time and cost of the remaining run in one layout, the running one or another."""
 
     config: RunConfig
-    """Running layout."""
     step_time_s: float
-    """Step time of the running layout."""
     remaining_s: float
     """Time to the end, with evaluations, saves and failures."""
     now_unix_s: float | None = None
     price_per_gpu_hour: float | None = None
     restart_s: float = 0.0
     """Cost of restarting in another layout, seconds."""
+
+    def to_json(self) -> JsonObject:
+        """Return the JSON object."""
+        names = ("remaining_s", "finish_unix_s", "gpu_hours", "cost")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def finish_unix_s(self) -> float | None:
+        """Time of the end; None if the present one is unknown."""
+        return None if self.now_unix_s is None else self.now_unix_s + self.remaining_s
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours to the end."""
+        return self.remaining_s / HOUR_S * self.config.parallelism.num_ranks
+
+    @property
+    def cost(self) -> float | None:
+        """Cost in the currency of the stated price."""
+        price = self.price_per_gpu_hour
+        return None if price is None else price * self.gpu_hours
 
     @staticmethod
     def of(
@@ -189,38 +209,14 @@ class RemainingRun:
             restart_s=restart_s,
         )
 
+    def in_layout(self, config: RunConfig, step_time_s: float) -> RemainingRun:
+        """Return the remaining run if it continued in another layout.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemainingRunCost(Encoded):
-    """Time and cost of the remaining run in one layout."""
-
-    remaining_s: float
-    finish_unix_s: float | None
-    gpu_hours: float
-    cost: float | None
-    """Cost in the currency of the stated price."""
-
-
-def remaining_run_cost(
-    remaining_run: RemainingRun, config: RunConfig, step_time_s: float
-) -> RemainingRunCost:
-    """Return time and cost of the remaining run if it continued in this layout.
-
-    The remaining samples are the same for any global batch; evaluations, saves and failures scale
-    with the step, as in the decision.  A layout other than the running one has ``restart_s`` added.
-    """
-    samples_ratio = remaining_run.config.batch.global_batch_size / config.batch.global_batch_size
-    remaining_s = (
-        remaining_run.remaining_s * samples_ratio * step_time_s / remaining_run.step_time_s
-    )
-    remaining_s += 0.0 if config == remaining_run.config else remaining_run.restart_s
-    gpu_hours = remaining_s / HOUR_S * config.parallelism.num_ranks
-    price = remaining_run.price_per_gpu_hour
-    return RemainingRunCost(
-        remaining_s=remaining_s,
-        finish_unix_s=None
-        if remaining_run.now_unix_s is None
-        else remaining_run.now_unix_s + remaining_s,
-        gpu_hours=gpu_hours,
-        cost=None if price is None else price * gpu_hours,
-    )
+        The remaining samples are the same for any global batch; evaluations, saves and failures
+        scale with the step, as in the decision.  A layout other than this one has ``restart_s``
+        added.
+        """
+        samples_ratio = self.config.batch.global_batch_size / config.batch.global_batch_size
+        remaining_s = self.remaining_s * samples_ratio * step_time_s / self.step_time_s
+        remaining_s += 0.0 if config == self.config else self.restart_s
+        return replace(self, config=config, step_time_s=step_time_s, remaining_s=remaining_s)

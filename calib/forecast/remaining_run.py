@@ -7,7 +7,7 @@ fit, so it can be repeated at any time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,8 +22,6 @@ from .forecast_record import Forecast, ForecastPart
 from .forecasts import (
     CPU_DRIFT_FRAC,
     DRIFT_FRAC,
-    Extra,
-    StepLoad,
     forecast,
     learned_drift_frac,
 )
@@ -34,7 +32,6 @@ FEW_SIGMA_LOG = 0.15
 """Error (log) of the next evaluations or saves as predicted by a single measured one."""
 GPU_HOURS_PER_FAILURE = 50_700.0
 """419 unexpected interruptions in 54 days on 16,384 GPUs (Llama 3, 2024, section 3.3.4)."""
-_NOTHING = Estimate(median=0.0)
 # With 3 % noise the mean of 8 steps has an error of 1 %, that of a ratio between sizes.
 _FEW_STEPS = 8
 
@@ -70,6 +67,17 @@ class RunProgress:
     mean_power_w: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """Measurements that stay constant during a run."""
+
+    started_unix_s: float
+    num_ranks: int
+    is_cpu: bool
+    recorded_s: tuple[float, ...] = field(repr=False, default=())
+    """Bare steps of the windows, oldest first; used if fewer were reported live."""
+
+
 def run_forecast(model_forecast: ModelForecast, so_far: RunProgress) -> Forecast:
     """Return the forecast at this moment; deterministic, takes a few milliseconds."""
     config, cadence = model_forecast.config, model_forecast.config.cadence
@@ -85,36 +93,139 @@ def run_forecast(model_forecast: ModelForecast, so_far: RunProgress) -> Forecast
     reference = next(reversed(seen), config.batch.global_batch_size)
     ratios = measured_ratios(seen, reference, model_forecast.ratios)
     times = _series(seen, reference, ratios)
-    history = _series(_by_size(model_forecast, so_far, levels), reference, ratios)
+    estimate = _at(model_forecast, reference)
+    mean_s = float(np.mean(times)) if times else estimate.median
     loads, words = _loads(schedule, reference, ratios)
-    prior = CPU_DRIFT_FRAC if config.device == "cpu" else DRIFT_FRAC
-    extras = _extras(model_forecast, so_far, schedule, times, reference)
-    base_forecast = forecast(
-        now_unix_s=so_far.now_unix_s,
-        steps_done=done,
-        steps_total=total,
-        elapsed_s=max(0.0, so_far.now_unix_s - model_forecast.started_unix_s),
-        step_times_s=times,
-        estimate=_at(model_forecast, reference),
-        extras=extras,
-        loads=loads,
-        failures=expected_failures(
-            so_far,
+    return _forecast(
+        MeasuredRun(
+            started_unix_s=model_forecast.started_unix_s,
             num_ranks=config.parallelism.num_ranks,
             is_cpu=config.device == "cpu",
-            started_unix_s=model_forecast.started_unix_s,
-            save_every_s=(cadence.save_interval or schedule.num_steps)
-            * (float(np.mean(times)) if len(times) else model_forecast.running_estimate.time_s),
         ),
-        drift_frac=learned_drift_frac(history, prior_frac=prior),
-    )
-    return with_parts(
-        base_forecast,
         so_far,
-        extras,
-        words if base_forecast.is_measured else "modelled",
-        num_ranks=config.parallelism.num_ranks,
-        is_cpu=config.device == "cpu",
+        total,
+        times=times,
+        history=_series(_by_size(model_forecast, so_far, levels), reference, ratios),
+        work=_modelled_work(model_forecast, so_far, schedule, mean_s / estimate.median),
+        save_every_s=(cadence.save_interval or schedule.num_steps) * mean_s,
+        provenance=words,
+        estimate=estimate,
+        loads=loads,
+    )
+
+
+def _modelled_work(
+    model_forecast: ModelForecast, so_far: RunProgress, schedule: RemainingSchedule, slowdown: float
+) -> Iterator[ForecastPart]:
+    """Yield evaluations and saves; hosts and kernels that are slower than modelled by ``slowdown``
+    are slower in evaluations, too."""
+    evaluation = model_forecast.evaluation
+    yield _seen_work(
+        "evaluations",
+        schedule.num_evals,
+        so_far.eval_times_s,
+        replace(evaluation, median=evaluation.median * slowdown),
+        provenance="modelled: forward share of the step",
+    )
+    yield _seen_work(
+        "saves",
+        schedule.num_saves,
+        so_far.save_times_s,
+        model_forecast.save,
+        provenance=f"prior: {SAVE_BYTES_PER_S / 1e9:g} GB/s per rank",
+    )
+
+
+def measured_forecast(
+    run: MeasuredRun,
+    so_far: RunProgress,
+    *,
+    steps_total: int,
+    eval_interval: int = 0,
+    save_interval: int = 0,
+) -> Forecast:
+    """Return the forecast at this moment to step ``steps_total``.
+
+    Evaluations and saves come at these intervals, where 0 stands for their frequency so far; none
+    are expected if there were none.  Raises ``CalibrationError`` for fewer than two measured steps.
+    """
+    done = so_far.last_step
+    total = max(steps_total, done)
+    times = max(so_far.step_times_s, run.recorded_s, key=len)
+    mean_s = float(np.mean(times)) if times else 0.0
+    saves_s = so_far.save_times_s
+    save_every_s = mean_s * done / len(saves_s) if saves_s else 0.0
+    kinds = (
+        ("evaluations", so_far.eval_times_s, eval_interval),
+        ("saves", saves_s, save_interval),
+    )
+    return _forecast(
+        run,
+        so_far,
+        total,
+        times=times,
+        history=times,
+        work=[
+            _seen_work(name, _num_due(len(seen_s), interval, done, total), seen_s)
+            for name, seen_s, interval in kinds
+        ],
+        save_every_s=save_every_s or mean_s * (total - done),
+    )
+
+
+def _num_due(num_seen: int, interval: int, done: int, total: int) -> int:
+    """Return how often work between steps will come: at its interval, else as often as so far."""
+    if not (interval and num_seen):
+        return round(num_seen * (total - done) / max(1, done))
+    # One is due after the last step if its time has come.
+    return total // interval - (done // interval - (done % interval == 0))
+
+
+def _forecast(
+    run: MeasuredRun,
+    so_far: RunProgress,
+    total: int,
+    *,
+    times: Sequence[float],
+    history: Sequence[float],
+    work: Iterable[ForecastPart],
+    save_every_s: float,
+    provenance: str = "measured",
+    estimate: Estimate | None = None,
+    loads: Sequence[tuple[int, Estimate]] = (),
+) -> Forecast:
+    """Return the forecast to step ``total`` with breakdown, GPU-hours, cost and energy.
+
+    ``times`` are steps of the present level, ``history`` also earlier ones; ``work`` is due between
+    steps, beside irregular steps and answers; the others are as for ``forecast``.
+    """
+    num_steps = total - so_far.last_step
+    extras = [one for one in (*work, *_further_work(so_far, times, num_steps)) if one.num_left]
+    ahead = forecast(
+        now_unix_s=so_far.now_unix_s,
+        steps_done=so_far.last_step,
+        steps_total=total,
+        elapsed_s=max(0.0, so_far.now_unix_s - run.started_unix_s),
+        step_times_s=times,
+        estimate=estimate,
+        extras=extras,
+        loads=loads,
+        failures=_expected_failures(run, so_far, save_every_s),
+        drift_frac=learned_drift_frac(
+            history, prior_frac=CPU_DRIFT_FRAC if run.is_cpu else DRIFT_FRAC
+        ),
+    )
+    hours, price = ahead.total_s / HOUR_S * run.num_ranks, so_far.goals.price_per_gpu_hour
+    energy_j = so_far.energy_used_j
+    if energy_j is not None and so_far.mean_power_w is not None:
+        energy_j += so_far.mean_power_w * ahead.remaining_s
+    words = provenance if ahead.is_measured else "modelled"
+    return replace(
+        ahead,
+        breakdown=tuple(_parts(ahead, so_far, extras, words)),
+        gpu_hours=None if run.is_cpu and price is None else hours,
+        cost=None if price is None else price * hours,
+        energy_j=energy_j,
     )
 
 
@@ -192,142 +303,79 @@ def _series(
 
 def _loads(
     schedule: RemainingSchedule, reference: int, ratios: Mapping[int, BatchRatio]
-) -> tuple[tuple[StepLoad, ...], str]:
-    loads: list[StepLoad] = []
+) -> tuple[list[tuple[int, Estimate]], str]:
+    loads: list[tuple[int, Estimate]] = []
     words = ["measured"]
     for group in schedule.groups:
         ratio = BatchRatio(median=1.0, provenance="measured")
         if group.global_batch_size != reference:
             ratio = ratios.get(group.global_batch_size, ratio)
             words.append(f"batch {group.global_batch_size} {ratio.provenance}")
-        loads.append(StepLoad(num_remaining=group.num_steps, time_ratio=ratio))
-    return tuple(loads), ", ".join(dict.fromkeys(words))
+        loads.append((group.num_steps, ratio))
+    return loads, ", ".join(dict.fromkeys(words))
 
 
-def _extras(
-    model_forecast: ModelForecast,
-    so_far: RunProgress,
-    schedule: RemainingSchedule,
-    times: Sequence[float],
-    reference: int,
-) -> list[Extra]:
-    # Hosts and kernels that are slower than modelled are slower in evaluations, too.
-    estimate = _at(model_forecast, reference)
-    slowdown = float(np.mean(times)) / estimate.median if len(times) else 1.0
-    evaluation = model_forecast.evaluation
-    extras = [
-        seen_extra(
-            "evaluations",
-            schedule.num_evals,
-            so_far.eval_times_s,
-            replace(evaluation, median=evaluation.median * slowdown),
-            provenance="modelled: forward share of the step",
-        ),
-        seen_extra(
-            "saves",
-            schedule.num_saves,
-            so_far.save_times_s,
-            model_forecast.save,
-            provenance=f"prior: {SAVE_BYTES_PER_S / 1e9:g} GB/s per rank",
-        ),
-    ]
-    if so_far.irregular_times_s and len(times):
-        extras.append(irregular_extra(so_far, times, schedule.num_steps))
-    extras.append(answers_extra(so_far, schedule.num_steps))
-    return [extra for extra in extras if extra.num_remaining]
-
-
-def answers_extra(so_far: RunProgress, num_steps: int) -> Extra:
-    """Return what further answers will add to the steps beside them."""
-    seen = so_far.answer_times_s
-    num_remaining = num_steps // so_far.answers_every if seen and so_far.answers_every else 0
-    return seen_extra("Forerun's answers", num_remaining, seen, _NOTHING, provenance="measured")
-
-
-def irregular_extra(so_far: RunProgress, times: Sequence[float], num_steps: int) -> Extra:
-    """Return the extra time of irregular steps beyond regular ones."""
-    irregular = so_far.irregular_times_s
-    share = len(irregular) / (len(irregular) + so_far.num_regular)
-    excess = np.asarray(irregular) - float(np.mean(times))
-    mean_s = max(0.0, float(excess.mean()))
-    scatter_s = float(excess.std())
-    return Extra(
-        name="irregular steps",
-        num_remaining=round(share * num_steps),
-        time_s=mean_s,
-        # A few may agree by chance, hence at least half of their mean.
-        sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
-        scatter_s=scatter_s,
-    )
-
-
-def seen_extra(
-    name: str,
-    num_remaining: int,
-    seen: Sequence[float],
-    prior: Estimate,
-    *,
-    provenance: str,
-) -> Extra:
-    """Return extra work as measured, else as modelled; few measurements have a minimum error."""
-    if not seen:
-        return Extra(
-            name=name,
-            num_remaining=num_remaining,
-            time_s=prior.median,
-            sigma_s=prior.median * prior.sigma_log,
-            provenance=provenance,
+def _further_work(
+    so_far: RunProgress, times: Sequence[float], num_steps: int
+) -> Iterator[ForecastPart]:
+    """Yield the extra time of irregular steps, and what further answers will add to the steps
+    beside them."""
+    irregular, answers_s = so_far.irregular_times_s, so_far.answer_times_s
+    if irregular and len(times):
+        share = len(irregular) / (len(irregular) + so_far.num_regular)
+        excess = np.asarray(irregular) - float(np.mean(times))
+        mean_s = max(0.0, float(excess.mean()))
+        scatter_s = float(excess.std())
+        yield ForecastPart.repeated(
+            "irregular steps",
+            round(share * num_steps),
+            mean_s,
+            # A few may agree by chance, hence at least half of their mean.
+            sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
+            scatter_s=scatter_s,
         )
+    if answers_s and so_far.answers_every:
+        yield _seen_work("Forerun's answers", num_steps // so_far.answers_every, answers_s)
+
+
+def _seen_work(
+    name: str,
+    num_left: int,
+    seen: Sequence[float],
+    prior: Estimate | None = None,
+    *,
+    provenance: str = "",
+) -> ForecastPart:
+    """Return work between steps as measured, else as modelled, if at all; few measurements have a
+    minimum error."""
+    if not seen:
+        each_s, sigma_s = (prior.median, prior.median * prior.sigma_log) if prior else (0.0, 0.0)
+        return ForecastPart.repeated(name, num_left, each_s, sigma_s=sigma_s, provenance=provenance)
     mean_s = float(np.mean(seen))
     scatter_s = float(np.std(seen, ddof=1)) if len(seen) > 1 else 0.0
     scatter_s = math.hypot(scatter_s, FEW_SIGMA_LOG * mean_s / math.sqrt(len(seen)))
-    return Extra(
-        name=name,
-        num_remaining=num_remaining,
-        time_s=mean_s,
+    return ForecastPart.repeated(
+        name,
+        num_left,
+        mean_s,
         sigma_s=scatter_s / math.sqrt(len(seen)),
         scatter_s=scatter_s,
         provenance=f"measured: {len(seen)}",
     )
 
 
-def expected_failures(
-    so_far: RunProgress, *, num_ranks: int, is_cpu: bool, started_unix_s: float, save_every_s: float
+def _expected_failures(
+    run: MeasuredRun, so_far: RunProgress, save_every_s: float
 ) -> Failures | None:
     """Return failures at the stated rate, else the public one; None on a CPU without restarts."""
-    if so_far.goals.mtbf_hours is None and is_cpu and not so_far.num_restarts:
+    if so_far.goals.mtbf_hours is None and run.is_cpu and not so_far.num_restarts:
         return None
-    hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / num_ranks
-    run_s = max(0.0, so_far.now_unix_s - started_unix_s)
+    hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / run.num_ranks
+    run_s = max(0.0, so_far.now_unix_s - run.started_unix_s)
     return Failures(
         mtbf_s=learned_mtbf_s(so_far.num_restarts, run_s, prior_mtbf_s=hours * HOUR_S),
         restart_s=so_far.goals.restart_cost_s,
         save_every_s=save_every_s,
-    )
-
-
-def with_parts(
-    base_forecast: Forecast,
-    so_far: RunProgress,
-    extras: Sequence[Extra],
-    words: str,
-    *,
-    num_ranks: int,
-    is_cpu: bool,
-) -> Forecast:
-    """Return the forecast with breakdown, GPU-hours, cost and energy."""
-    hours = base_forecast.total_s / HOUR_S * num_ranks
-    price = so_far.goals.price_per_gpu_hour
-    is_counted = not is_cpu or price is not None
-    energy_j = so_far.energy_used_j
-    if energy_j is not None and so_far.mean_power_w is not None:
-        energy_j += so_far.mean_power_w * base_forecast.remaining_s
-    return replace(
-        base_forecast,
-        breakdown=tuple(_parts(base_forecast, so_far, [extra.part for extra in extras], words)),
-        gpu_hours=hours if is_counted else None,
-        cost=None if price is None else price * hours,
-        energy_j=energy_j,
     )
 
 
@@ -358,81 +406,3 @@ def _parts(
             sigma_s=math.sqrt(num_failures) * mean_cost_s,
             provenance=f"{prior}, {so_far.num_restarts} restarts so far",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRun:
-    """Measurements that stay constant during a run."""
-
-    started_unix_s: float
-    num_ranks: int
-    is_cpu: bool
-    recorded_s: tuple[float, ...] = field(repr=False, default=())
-    """Bare steps of the windows, oldest first; used if fewer were reported live."""
-
-
-def measured_forecast(
-    run: MeasuredRun,
-    so_far: RunProgress,
-    *,
-    steps_total: int,
-    eval_interval: int = 0,
-    save_interval: int = 0,
-) -> Forecast:
-    """Return the forecast at this moment to step ``steps_total``.
-
-    Evaluations and saves come at these intervals, where 0 stands for their frequency so far; none
-    are expected if there were none.  Raises ``CalibrationError`` for fewer than two measured steps.
-    """
-    done = so_far.last_step
-    total = max(steps_total, done)
-    times = max(so_far.step_times_s, run.recorded_s, key=len)
-    intervals = {"evaluations": eval_interval, "saves": save_interval}
-    extras = [*_measured_extras(so_far, times, intervals, num_remaining_steps=total - done)]
-    mean_s = float(np.mean(times)) if times else 0.0
-    save_every_s = mean_s * done / len(so_far.save_times_s) if so_far.save_times_s else 0.0
-    base_forecast = forecast(
-        now_unix_s=so_far.now_unix_s,
-        steps_done=done,
-        steps_total=total,
-        elapsed_s=max(0.0, so_far.now_unix_s - run.started_unix_s),
-        step_times_s=times,
-        extras=extras,
-        failures=expected_failures(
-            so_far,
-            num_ranks=run.num_ranks,
-            is_cpu=run.is_cpu,
-            started_unix_s=run.started_unix_s,
-            save_every_s=save_every_s or mean_s * (total - done),
-        ),
-        drift_frac=learned_drift_frac(
-            times, prior_frac=CPU_DRIFT_FRAC if run.is_cpu else DRIFT_FRAC
-        ),
-    )
-    return with_parts(
-        base_forecast, so_far, extras, "measured", num_ranks=run.num_ranks, is_cpu=run.is_cpu
-    )
-
-
-def _measured_extras(
-    so_far: RunProgress,
-    times: Sequence[float],
-    intervals: Mapping[str, int],
-    *,
-    num_remaining_steps: int,
-) -> Iterator[Extra]:
-    """Yield work between remaining steps, each kind as often as so far."""
-    seen = {"evaluations": so_far.eval_times_s, "saves": so_far.save_times_s}
-    for name, each_s in seen.items():
-        done, interval = so_far.last_step, intervals[name]
-        count = round(len(each_s) * num_remaining_steps / max(1, done))
-        if interval and each_s:
-            # One is due after the last step if its time has come.
-            due = done // interval - (done % interval == 0)
-            count = (done + num_remaining_steps) // interval - due
-        if count:
-            yield seen_extra(name, count, each_s, _NOTHING, provenance="")
-    if so_far.irregular_times_s and len(times) and num_remaining_steps:
-        yield irregular_extra(so_far, times, num_remaining_steps)
-    if (answers := answers_extra(so_far, num_remaining_steps)).num_remaining:
-        yield answers

@@ -70,9 +70,9 @@ def ramp_levels(
     levels = [
         BatchLevel(
             from_samples=min(_least_with(number, each), samples + 1),
-            global_batch_size=_rounded(start + number * increment, micro_batch_of_all),
+            global_batch_size=size // micro_batch_of_all * micro_batch_of_all or micro_batch_of_all,
         )
-        for number in range(count + 1)
+        for number, size in enumerate(range(start, start + count * increment + 1, increment))
     ]
     return tuple(levels)
 
@@ -179,7 +179,3 @@ def read_count(text: str, rule: str) -> int:
         return round(float(word[:-1] if power > 1 else word) * power)
     except (ValueError, OverflowError):
         raise ConfigError(rule) from None
-
-
-def _rounded(batch: int, of_all: int) -> int:
-    return batch // of_all * of_all or of_all

@@ -52,8 +52,10 @@ class WholeRun(Encoded):
     def lines(self) -> tuple[str, str]:
         """Duration and cost in two short lines."""
         cost = "" if self.cost is None else f", cost {format_count(self.cost)}"
+        # As users type it: 1T, 300B.
+        letter, power = next(((k, v) for k, v in POWERS if self.num_tokens >= v), ("", 1))
         return (
-            f"{_in_short(self.num_tokens)} tokens: {self.days}",
+            f"{self.num_tokens / power:.4g}{letter} tokens: {self.days}",
             f"{self.num_steps:,} steps, {format_count(self.gpu_hours)} GPU-hours{cost}",
         )
 
@@ -104,12 +106,6 @@ def whole_run(
         gpu_hours=duration_s / HOUR_S * config.parallelism.num_ranks,
         price_per_gpu_hour=price_per_gpu_hour,
     )
-
-
-def _in_short(number: int) -> str:
-    """Return a number with suffix, as users type it: 1T, 300B."""
-    letter, power = next(((k, v) for k, v in POWERS if number >= v), ("", 1))
-    return f"{number / power:.4g}{letter}"
 
 
 def _num_steps(samples: int, levels: Sequence[BatchLevel]) -> int:

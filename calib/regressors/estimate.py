@@ -15,7 +15,7 @@ class Estimate:
     """A positive quantity whose logarithm is normally distributed.
 
     >>> one, other = (Estimate(median=m, error_log={"rate": 0.3}) for m in (3.0, 2.0))
-    >>> round(one.low, 2), round(one.high, 2), round(one.below(3.0), 2), one.ratio(other).low
+    >>> round(one.low, 2), round(one.high, 2), round(one.below(3.0), 2), one.ratio_to(other).low
     (1.83, 4.91, 0.5, 1.5)
     """
 
@@ -48,7 +48,7 @@ class Estimate:
             return float(self.median < value)
         return NormalDist(math.log(self.median), self.sigma_log).cdf(math.log(value))
 
-    def ratio(self, other: Estimate, *, alike: float = 0.0) -> Estimate:
+    def ratio_to(self, other: Estimate, *, alike: float = 0.0) -> Estimate:
         """Return the quantity over another, without the errors that both share; ``alike`` is the
         correlation of their unshared ones."""
         names = sorted({*self.error_log, *other.error_log})

@@ -80,7 +80,7 @@ class StepEstimate(Estimate, Encoded):
         """
         if same_layout(self.config) == same_layout(other.config):
             return Estimate(median=self.median / other.median)
-        return self.ratio(other, alike=float(similarity([self.config], [other.config])[0, 0]))
+        return self.ratio_to(other, alike=float(similarity([self.config], [other.config])[0, 0]))
 
     def drawn(self, spans: Iterable[Span], slices: Mapping[Place, Iterable[Slice]]) -> StepEstimate:
         """Return the estimate with spans and their slices, scaled to its step time."""

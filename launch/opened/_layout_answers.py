@@ -430,9 +430,10 @@ def _curves(plans: Sequence[OnePlan]) -> Iterator[Scaling]:
         )
         able = [one.best.candidate for one in device_plans if one.best.candidate is not None]
         if able:
-            without = tuple(one.num_ranks for one in device_plans if one.best.candidate is None)
-            yield replace(
-                compute_scaling(able, device_plans[0].machine.steps, device=device), without=without
+            yield compute_scaling(
+                able,
+                device=device,
+                without=[one.num_ranks for one in device_plans if one.best.candidate is None],
             )
 
 

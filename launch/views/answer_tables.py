@@ -12,7 +12,7 @@ from ...calib.advice.planning import Candidate, Plan, exclusion_reason
 from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, ScalePoint, Scaling
 from ...calib.fit.estimates import Source
 from ...calib.forecast.evaluation import Coverage, Evaluation
-from ...calib.forecast.rates import RemainingRun, RemainingRunCost, remaining_run_cost
+from ...calib.forecast.rates import RemainingRun
 from ...calib.forecast.whole import WholeRun
 from ...calib.memory.peak import Verdict
 from ...calib.shell import printable
@@ -89,7 +89,11 @@ def forecast_tables(track: Evaluation | None) -> list[ReportTable]:
     coverage = table_of(
         "coverage",
         "Share of intervals that held",
-        [pair for pair in zip(track.finish, track.steps, strict=True) if pair[0].num + pair[1].num],
+        [
+            pair
+            for pair in zip(track.finish_coverage, track.step_coverage, strict=True)
+            if pair[0].num + pair[1].num
+        ],
         {
             "nominal": lambda pair: frac_cell(pair[0].nominal_frac),
             "finish": lambda pair: _coverage_text(pair[0]),
@@ -195,7 +199,7 @@ def _throughput(answer: Answer, modelled: Modelled) -> ReportTable:
 
 
 def _parts_and_work(answer: Modelled, measured_s: float) -> Iterator[ReportTable]:
-    running, total_s = answer.running_estimate, answer.step.time_s
+    running, total_s = answer.model_forecast.running_estimate, answer.step.time_s
     parts = [(part.value, time_s) for part, time_s in running.parts_s.items()]
     parts.append(("waiting for later ranks", answer.waiting_s))
     parts.append(("cost of hooks, subtracted", -answer.perturbation_s))
@@ -488,8 +492,8 @@ def throughput_cells(rows: Sequence[Candidate], remaining_run: RemainingRun | No
     if remaining_run is None:
         return cells
 
-    def rest(row: Candidate) -> RemainingRunCost:
-        return remaining_run_cost(remaining_run, row.config, row.step_time_s)
+    def rest(row: Candidate) -> RemainingRun:
+        return remaining_run.in_layout(row.config, row.step_time_s)
 
     if remaining_run.config.device != "cpu" or remaining_run.price_per_gpu_hour is not None:
         cells[GPU_HOURS] = lambda row: count_cell(rest(row).gpu_hours, ",.4g")
@@ -504,7 +508,7 @@ def rest_json(row: Candidate, remaining_run: RemainingRun | None) -> dict[str, A
     return (
         None
         if remaining_run is None
-        else remaining_run_cost(remaining_run, row.config, row.step_time_s).to_json()
+        else remaining_run.in_layout(row.config, row.step_time_s).to_json()
     )
 
 
@@ -689,7 +693,7 @@ def _device_comparison(one: Scaling, other: Scaling) -> Iterator[str]:
     theirs = {point.num_ranks: point for point in other.points}
     both = [point for point in one.points if point.num_ranks in theirs]
     for point in both[:1] + both[1:][-1:]:
-        factor = _times_tokens(theirs[point.num_ranks].tokens_per_s.ratio(point.tokens_per_s))
+        factor = _times_tokens(theirs[point.num_ranks].tokens_per_s.ratio_to(point.tokens_per_s))
         yield f"{other.device} against {one.device} on {point.num_ranks:,} GPUs: {factor}"
 
 

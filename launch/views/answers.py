@@ -23,7 +23,6 @@ from ...calib.answers.step_traces import PREDICTED, step_trace
 from ...calib.answers.transcript import PREFIX, run_line
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.forecast.forecast_record import Forecast
-from ...calib.forecast.rates import remaining_run_cost
 from ...calib.records.files import CREATED, OPEN, PRIVATE, write_json, write_text
 from ...calib.records.iso_times import format_moment, with_iso_times
 from ...calib.samples.store import write_table
@@ -83,7 +82,11 @@ def write_answer(
     if (modelled := answer.modelled) is not None:
         writes[home / TRACE] = lambda: write_json(
             home / TRACE,
-            step_trace({PREDICTED: modelled.running_estimate}, measured, version=__version__),
+            step_trace(
+                {PREDICTED: modelled.model_forecast.running_estimate},
+                measured,
+                version=__version__,
+            ),
         )
     if run_log is not None:
         writes[home / STEPS] = lambda: write_steps(place, run_log)
@@ -312,8 +315,8 @@ def _gain(answer: Answer, plan: Plan) -> Iterator[str]:
     yield f"{format_frac(-best.time_frac)} less per step available"
     if remaining_run is None or answer.ended is not None:
         return
-    running = remaining_run_cost(remaining_run, plan.running.config, plan.running.step_time_s)
-    other = remaining_run_cost(remaining_run, best.config, best.step_time_s)
+    running = remaining_run.in_layout(plan.running.config, plan.running.step_time_s)
+    other = remaining_run.in_layout(best.config, best.step_time_s)
     saved = running.gpu_hours - other.gpu_hours
     if saved > 0 and answer.measured.device != "cpu":
         yield f"saves {format_count(saved)} GPU-hours"

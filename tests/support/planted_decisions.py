@@ -115,9 +115,10 @@ def base_layout() -> Candidate:
     )
     return Candidate(
         config=config,
-        step_time_s=1.0,
-        low_s=1.0,
-        high_s=1.0,
+        median=1.0,
+        critical_stage=0,
+        parts_s={},
+        contributions=(),
         ratio=Estimate(median=1.0),
         memory=memory(config),
         verdict=Verdict.FITS,

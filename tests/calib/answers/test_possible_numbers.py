@@ -117,7 +117,7 @@ def test_a_run_whose_hooked_steps_are_twice_as_long_has_a_positive_model() -> No
     check(result)
     modelled = result.known
     assert 0 < modelled.step.low_s <= modelled.step.time_s <= modelled.step.high_s
-    parts_s = sum(modelled.running_estimate.parts_s.values()) + modelled.waiting_s
+    parts_s = sum(modelled.model_forecast.running_estimate.parts_s.values()) + modelled.waiting_s
     assert parts_s - modelled.perturbation_s == pytest.approx(modelled.step.time_s)
     assert TOO_SHORT in result.transcript[-1] and "model " not in result.transcript[-1]
     assert "record longer steps" in result.transcript[-1]

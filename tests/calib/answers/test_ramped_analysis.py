@@ -59,7 +59,10 @@ def test_megatron_saves_where_the_ramp_changes() -> None:
 def test_steps_behind_the_ramp_are_longer_and_the_window_is_as_it_was(
     plain: Answer, ramped: Answer
 ) -> None:
-    assert ramped.known.running_estimate.time_s == plain.known.running_estimate.time_s
+    assert (
+        ramped.known.model_forecast.running_estimate.time_s
+        == plain.known.model_forecast.running_estimate.time_s
+    )
     assert ramped.predicted_step(50) == ramped.predicted_step(NUM_BEFORE)
     before, after = ramped.predicted_step(NUM_BEFORE), ramped.predicted_step(NUM_BEFORE + 1)
     # Twice the micro-batches, one optimizer step and one reduction as before.
@@ -86,7 +89,7 @@ def test_a_window_behind_the_ramp_is_modelled_at_its_own_size(plain: Answer) -> 
     result = answer(
         Cadence(train_iters=200, rampup_batch_size=ramp, full_batch_size=RECORDED), RECORDED // 2
     )
-    assert result.known.running_estimate.time_s == pytest.approx(
-        plain.known.running_estimate.time_s
+    assert result.known.model_forecast.running_estimate.time_s == pytest.approx(
+        plain.known.model_forecast.running_estimate.time_s
     )
     assert result.predicted_step(150).time_s == pytest.approx(plain.predicted_step(150).time_s)

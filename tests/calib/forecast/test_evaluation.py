@@ -13,8 +13,7 @@ from scipy import stats
 
 from forerun.calib.forecast._remaining_time import RemainingTime
 from forerun.calib.forecast.evaluation import Ended, evaluate, is_held
-from forerun.calib.forecast.forecast_record import NOMINAL_FRAC, Forecast
-from forerun.calib.forecast.forecasts import Extra
+from forerun.calib.forecast.forecast_record import NOMINAL_FRAC, Forecast, ForecastPart
 from forerun.calib.workload.config_json import decode
 
 START_UNIX_S, TOTAL_S = 1000.0, 400.0
@@ -73,9 +72,10 @@ def test_settled_is_the_first_forecast_after_which_none_was_outside() -> None:
 
 def test_a_run_that_did_not_get_there_has_no_finish() -> None:
     evaluation = evaluate([made(20, 0.0)], ended(60, num_steps=10, num_inside={"0.9": 8}))
-    assert (evaluation.is_complete, evaluation.errors, evaluation.first) == (False, (), None)
-    assert all(row.num == 0 for row in evaluation.finish)
-    assert evaluation.steps[2].observed_frac == 0.8
+    assert (evaluation.is_complete, evaluation.errors) == (False, ())
+    assert evaluation.first_error_of_total_frac is None
+    assert all(row.num == 0 for row in evaluation.finish_coverage)
+    assert evaluation.step_coverage[2].observed_frac == 0.8
 
 
 def test_forecasts_after_the_last_step_foretell_nothing() -> None:
@@ -93,7 +93,7 @@ def test_intervals_of_planted_normal_errors_hold_as_often_as_they_say(
         replace(ended(), last_step_unix_s=0.0, end_unix_s=forecast.now_unix_s + float(remaining_s))
         for remaining_s in draws
     ]
-    for rows in zip(*(evaluate([past], end).finish for end in ends), strict=True):
+    for rows in zip(*(evaluate([past], end).finish_coverage for end in ends), strict=True):
         observed_frac = sum(row.num_inside for row in rows) / len(rows)
         assert observed_frac == pytest.approx(rows[0].nominal_frac, abs=0.002)
 
@@ -110,7 +110,7 @@ def test_single_steps_are_counted_at_every_level() -> None:
 def test_forecasts_read_back_whole_but_for_the_distribution(
     steady: Callable[..., Forecast],
 ) -> None:
-    forecast = replace(steady(), breakdown=(Extra(name="eval", num_remaining=2, time_s=1.0).part,))
+    forecast = replace(steady(), breakdown=(ForecastPart.repeated("eval", 2, 1.0),))
     read = decode(Forecast, json.loads(json.dumps(forecast.to_json())))
     assert read == replace(forecast, remaining_time=RemainingTime())
 

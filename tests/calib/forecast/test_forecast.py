@@ -13,9 +13,8 @@ from related_noise import related_noise
 
 from forerun.calib.errors import CalibrationError
 from forerun.calib.forecast._remaining_time import Failures
+from forerun.calib.forecast.forecast_record import ForecastPart
 from forerun.calib.forecast.forecasts import (
-    Extra,
-    StepLoad,
     forecast,
     learned_drift_frac,
     mean_estimate,
@@ -42,7 +41,7 @@ def test_constant_steps_are_counted_out() -> None:
         np.full(20, 2.0),
         num_remaining=1000,
         drift_frac=0.0,
-        extras=[Extra(name="eval", num_remaining=4, time_s=10.0)],
+        extras=[ForecastPart.repeated("eval", 4, 10.0)],
     )
     assert (result.steps_s, result.extras_s, result.remaining_s) == (2000.0, 40.0, 2040.0)
     assert result.total_s == 2090.0
@@ -96,7 +95,7 @@ def test_errors_of_evaluations_and_drift_are_added() -> None:
         times,
         num_remaining=1000,
         drift_frac=0.02,
-        extras=[Extra(name="eval", num_remaining=10, time_s=5.0, sigma_s=1.0)],
+        extras=[ForecastPart.repeated("eval", 10, 5.0, sigma_s=1.0)],
     )
     (sigma_s,) = result.remaining_time.sigmas_s
     assert sigma_s == pytest.approx(np.hypot(20.0, 10.0) * 1.729 / 1.645, rel=1e-3)
@@ -127,7 +126,7 @@ def test_json_has_its_schema_and_every_number() -> None:
 
 def test_steps_of_other_batch_sizes_are_longer() -> None:
     twice = Estimate(median=2.0, unshared_sigma_log=0.1)
-    loads = [StepLoad(num_remaining=10), StepLoad(num_remaining=30, time_ratio=twice)]
+    loads = [(10, Estimate(median=1.0)), (30, twice)]
     result = predict(np.full(20, 1.0), num_remaining=40, drift_frac=0.0, loads=loads)
     assert result.steps_s == 70.0
     (sigma_s,) = result.remaining_time.sigmas_s

@@ -16,7 +16,6 @@ from forerun.calib.forecast.rates import (
     RemainingRun,
     peak_flop_per_s,
     recomputed_frac,
-    remaining_run_cost,
     throughput,
 )
 from forerun.calib.layers.model_size import model_flop_per_token
@@ -150,15 +149,15 @@ def test_the_rest_of_a_run_is_as_many_samples_in_any_layout() -> None:
         price_per_gpu_hour=3.0,
         restart_s=60.0,
     )
-    unchanged = remaining_run_cost(run, running, 1.0)
+    unchanged = run.in_layout(running, 1.0)
     assert (unchanged.remaining_s, unchanged.gpu_hours, unchanged.cost) == (7200.0, 4.0, 12.0)
     assert unchanged.finish_unix_s == 8200.0
     # Twice the ranks at 0.6 of the step, after a restart.
-    other = remaining_run_cost(run, layout(dp=4), 0.6)
+    other = run.in_layout(layout(dp=4), 0.6)
     assert other.remaining_s == pytest.approx(0.6 * 7200 + 60)
     assert other.gpu_hours == pytest.approx(4 * other.remaining_s / 3600)
     # Twice the batch in twice the time is the same rest.
-    double = remaining_run_cost(run, layout(dp=2, samples=16), 2.0)
+    double = run.in_layout(layout(dp=2, samples=16), 2.0)
     assert double.remaining_s == pytest.approx(unchanged.remaining_s + 60)
 
 

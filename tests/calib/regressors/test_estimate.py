@@ -41,7 +41,7 @@ def test_a_ratio_has_what_two_draws_leave(
     """The same unknown moves both; the rest is drawn with the stated correlation."""
     one = Estimate(median=3.0, error_log=ours, unshared_sigma_log=our)
     other = Estimate(median=2.0, error_log=theirs, unshared_sigma_log=their)
-    ratio = one.ratio(other, alike=alike)
+    ratio = one.ratio_to(other, alike=alike)
     random = np.random.default_rng(7)
     unknown = dict(zip("abc", random.standard_normal((3, DRAWS)), strict=True))
     own = random.multivariate_normal([0, 0], [[1, alike], [alike, 1]], DRAWS).T
@@ -60,5 +60,5 @@ def test_a_ratio_has_what_two_draws_leave(
 @given(UNKNOWNS, SIGMAS)
 def test_over_itself_nothing_is_open(errors: dict[str, float], sigma: float) -> None:
     one = Estimate(median=3.0, error_log=errors, unshared_sigma_log=sigma)
-    same = one.ratio(one, alike=1.0)
+    same = one.ratio_to(one, alike=1.0)
     assert (same.median, same.sigma_log) == (1.0, 0.0)
