@@ -6,12 +6,9 @@ training, on every rank.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from datetime import datetime
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.records.cluster import KEYS, StatedNodes, stated_nodes
-from ...calib.workload.run_options import DeviceChoice, Flag, Goals, Reads, RunOptions, options
+from ...calib.workload.run_options import Goals, RunOptions, options
 from ...hooks.process import interpreter
 from ...hooks.process.ranks import SIZES, run_id
 from ...hooks.process.settings import CadenceHint, RankInfo, Settings, environ_number
@@ -51,9 +48,9 @@ def parse(
     # The program may change to another directory.
     values: dict[str, Any] = {"directory": RunOptions().directory.absolute()}
     if device := environ.get(DEVICE):
-        values["device"] = _choice(DeviceChoice, f"{DEVICE}={device}", device)
+        values["device"] = _OPTIONS["device"][0].read(device, f"{DEVICE}={device}")
     if limit := environ.get(LIMIT):
-        values["limit_unix_s"] = _moment(f"{LIMIT}={limit}", limit)
+        values["limit_unix_s"] = _OPTIONS["deadline"][0].read(limit, f"{LIMIT}={limit}")
     values |= dict(_value(flag) for flag in calibrate_flags if flag not in FLAGS)
     goals = Goals(**{name: values.pop(name) for name in Goals.__slots__ if name in values})
     if python := values.get("python", ""):
@@ -139,83 +136,10 @@ def _value(written: str) -> tuple[str, Any]:
     if not equals or not text:
         example = f"{first}-{name}={flag.example}"
         raise ConfigError(f"{written}: needs a value after '='; for example {example}")
-    if flag.reads is Reads.CHOICE:
-        return spec.name, _choice(type(spec.default), written, text)
-    if flag.reads in (Reads.WHOLE, Reads.NUMBER):
-        return spec.name, _number_of(flag, written, text)
-    return spec.name, _READERS[flag.reads](written, text)
+    value = flag.read(text, written)
+    return spec.name, value.absolute() if isinstance(value, Path) else value
 
 
-def _number_of(flag: Flag, written: str, text: str) -> float:
-    if flag.reads is Reads.WHOLE:
-        low = int(flag.low)
-        if not re.fullmatch(r"-?\d+", text, re.ASCII):
-            raise ConfigError(f"{written}: must be a whole number; give {low} or more")
-        if int(text) < low:
-            raise ConfigError(f"{written}: must be at least {low}; give {low} or more")
-        return int(text)
-    value = _float(text)
-    if not flag.low <= value <= flag.high or math.isinf(value):
-        raise ConfigError(f"{written}: must be {flag.rule}")
-    return value
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _choice(kind: type[Enum], written: str, text: str) -> Enum:
-    try:
-        return kind(text)
-    except ValueError:
-        known = " or ".join(str(member.value) for member in kind)
-        raise ConfigError(f"{written}: {text!r} is not a choice; use {known}") from None
-
-
-def _moment(flag: str, text: str) -> float:
-    """Return Unix seconds; a time without an offset is local to the node."""
-    seconds = _float(text)
-    if math.isfinite(seconds) and seconds > 0:
-        return seconds
-    try:
-        # Python 3.10 does not parse the Z.
-        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ConfigError(
-            f"{flag}: must be an ISO-8601 time or Unix seconds; give one such as "
-            "2030-01-31T18:00:00+00:00"
-        ) from None
-
-
-def _duration(flag: str, text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
-    if match is None:
-        raise ConfigError(
-            f"{flag}: must be seconds, or a number with s, m or h; give one such as 600 or 10m"
-        )
-    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
-
-
-def _counts(flag: str, text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(re.fullmatch(r"0*[1-9]\d{0,6}", part, re.ASCII) for part in parts):
-        raise ConfigError(
-            f"{flag}: must be whole numbers above 0 of up to 7 digits, separated by commas; give "
-            "some such as 8,16"
-        )
-    return tuple(int(part) for part in parts)
-
-
-_READERS: dict[Reads, Callable[[str, str], Any]] = {
-    Reads.DURATION: _duration,
-    Reads.MOMENT: _moment,
-    Reads.COUNTS: _counts,
-    Reads.PATH: lambda _, text: Path(text).absolute(),
-    Reads.TEXT: lambda _, text: text,
-}
 _OPTIONS = {flag.name: (flag, spec) for flag, spec in options()}
 
 
