@@ -15,13 +15,15 @@ from typing import Any
 from ..._forerun_autoload import FLAGS as FLAGS
 from ..._forerun_autoload import RANKS, closest_option
 from ..._forerun_autoload import split as split
+from ...calib.arguments.option_words import options_of
 from ...calib.errors import ConfigError
-from ...calib.plain_json import parse_json
 from ...calib.records.cluster import KEYS, StatedNodes, stated_nodes
+from ...calib.workload.argument_values import option_of
 from ...calib.workload.run_options import Goals, RunOptions, options
 from ...hooks.process import interpreter
 from ...hooks.process.ranks import SIZES, run_id
 from ...hooks.process.settings import CadenceHint, RankInfo, Settings, environ_number
+from ._given_files import read_json
 
 FLAG = FLAGS[1]
 DEVICE = "FORERUN_DEVICE"
@@ -30,7 +32,6 @@ LIMIT = "FORERUN_LIMIT_UNIX_S"
 """Set by ``forerun run``: the time at which the scheduler ends the job, Unix seconds."""
 REQUESTS = "FORERUN_REQUESTS"
 """Set to 1 by ``forerun run``: the session accepts requests to save and stop."""
-_MOST_CLUSTER_NBYTES = 1 << 16
 
 
 def parse(
@@ -96,29 +97,16 @@ def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
     100
     """
     values: dict[str, Any] = {}
-    numbers = [spec.name for spec in fields(CadenceHint) if spec.default is None]
-    for name in numbers:
-        (text,) = _words_of(host_argv, name, 1) or ("",)
-        if text.isdecimal():
+    said = {option: words for option, words in options_of(host_argv) if words}
+    for name in [spec.name for spec in fields(CadenceHint) if spec.default is None]:
+        if (text := said.get(option_of(name), [""])[0]).isdecimal():
             values[name] = int(text)
-    ramp = _words_of(host_argv, "rampup_batch_size", 3)
+    ramp = said.get("--rampup-batch-size", [])[:3]
     if len(ramp) == 3 and all(word.isdecimal() for word in ramp):
-        values["rampup_batch_size"] = tuple(int(word) for word in ramp)
+        values["rampup_batch_size"] = tuple(map(int, ramp))
     for name in ("save", "step_batch_size_schedule"):
-        (values[name],) = _words_of(host_argv, name, 1) or ("",)
+        values[name] = said.get(option_of(name), [""])[0]
     return CadenceHint(**values)
-
-
-def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...]:
-    """Return up to ``count`` words after an option's last occurrence; empty if it is absent."""
-    option = "--" + name.replace("_", "-")
-    words: tuple[str, ...] = ()
-    for index, argument in enumerate(host_argv):
-        if argument == option:
-            words = tuple(host_argv[index + 1 : index + 1 + count])
-        elif argument.startswith(option + "="):
-            words = (argument.removeprefix(option + "="),)
-    return words
 
 
 def _value(written: str) -> tuple[str, Any]:
@@ -158,22 +146,7 @@ def read_cluster(path: Path | None) -> StatedNodes | None:
     """
     if path is None:
         return None
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_CLUSTER_NBYTES + 1)
-    except OSError as err:
-        raise ConfigError(
-            f"{path} cannot be read: {err.strerror or err}; give a JSON file"
-        ) from err
-    if len(text) > _MOST_CLUSTER_NBYTES:
-        raise ConfigError(f"{path} is larger than 64 KiB; a cluster file has a few lines")
-    try:
-        value = parse_json(text)
-    except ValueError as err:
-        raise ConfigError(
-            f"{path} is not JSON: {err}; write an object, such as "
-            '{"joint": "switch", "num_gpus": 8}'
-        ) from err
+    value = read_json(path, 'give a JSON file, such as {"joint": "switch", "num_gpus": 8}')
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object; give one with any of {', '.join(KEYS)}")
     try:
