@@ -149,7 +149,7 @@ class InstrumentManager:
     def describe(self, host: Host) -> None:
         """Set the host to hook from the next window on; records name its device from now on."""
         self._known = WeakHost(host)
-        from ._devices import name_if_started
+        from .devices import name_if_started
 
         self.device = self._guard.protect(name_if_started)(host.models) or self.device
 
@@ -279,7 +279,7 @@ class ProbeScheduler:
         probing: Any = leaf("..probing.probes:Probing", __package__ or "")
         if probing is None:
             return None
-        from ._devices import why_no_marks
+        from .devices import why_no_marks
         from .instruments import stopwatch_for
 
         reason = why_no_marks(host.models)
