@@ -34,7 +34,7 @@ from typing import Any
 
 from forerun.benchmarks.golden_figures import FIGURES, figures
 from forerun.benchmarks.golden_questions import FILES, LINES, LOG, QUESTIONS
-from forerun.calib.workload.run_options import Goals, WandbMode
+from forerun.calib.workload.run_options import AutoSwitch, Goals
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 from forerun.launch.cli import main as forerun
 from forerun.launch.companion._companion_loop import CompanionLoop
@@ -239,7 +239,7 @@ def _settings(directory: Path, num_steps: int, goals: Goals) -> CompanionSetting
         run_id=run_id,
     )  # fmt: skip
     settings = Settings(
-        rank=rank, directory=directory, wandb=WandbMode.OFF, total_steps=num_steps, goals=goals
+        rank=rank, directory=directory, wandb=AutoSwitch.OFF, total_steps=num_steps, goals=goals
     )
     return CompanionSettings(settings=settings, launch_id="golden-launch")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
-from forerun.calib.workload.run_options import Flag, Reads, options
+from forerun.calib.workload.run_options import options
 from forerun.launch.cli import build_parser
 from forerun.launch.sinks.prometheus_sink import prometheus_name
 from forerun.launch.verbs.arguments import ANSWERS, FILE_NAMES, file_schema
@@ -53,7 +53,12 @@ def pages() -> dict[str, str]:
 def flags() -> str:
     """Return every ``--calibrate-...``, as declared."""
     rows = [
-        (f"`--calibrate-{flag.name}={flag.metavar}`", flag.default, flag.description, _reads(flag))
+        (
+            f"`--calibrate-{flag.name}={flag.metavar}`",
+            flag.default,
+            flag.description,
+            flag.reader[0],
+        )
         for flag, _ in options()
     ]
     return _page(
@@ -62,21 +67,6 @@ def flags() -> str:
         table(("flag", "default", "meaning", "takes"), rows),
         SAYS["flags_end"],
     )
-
-
-def _reads(flag: Flag) -> str:
-    if flag.reads is Reads.CHOICE:
-        return "one of these words"
-    if flag.reads is Reads.WHOLE:
-        return f"a whole number from {flag.low:g} on"
-    if flag.reads is Reads.NUMBER:
-        return flag.rule.partition(";")[0]
-    return {
-        Reads.DURATION: "seconds, or a number with m or h",
-        Reads.MOMENT: "ISO 8601, or Unix seconds",
-        Reads.COUNTS: "whole numbers with commas between",
-        Reads.PATH: "a path",
-    }.get(flag.reads, "text")
 
 
 def verbs() -> str:

@@ -24,7 +24,7 @@ def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool, note: str = "
         return
     _begun.append(calibrate_flags)
     from ..calib.errors import ConfigError
-    from ..calib.workload.run_options import DeviceChoice, TraceChoice
+    from ..calib.workload.run_options import AutoSwitch, DeviceChoice
     from ..hooks.process.interpreter import companion_command
     from .options import flags
 
@@ -44,7 +44,7 @@ def begin(calibrate_flags: Sequence[str], *, is_calibrating: bool, note: str = "
         os.environ["FORERUN_DEVICE"] = "cpu"
         stand_in.install()
     if settings is not None:
-        if settings.trace is TraceChoice.ON:
+        if settings.trace is AutoSwitch.ON:
             from ..hooks.recording.flight_recorder import prepare
 
             prepare(os.environ)

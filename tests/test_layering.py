@@ -32,7 +32,7 @@ FORBIDDEN_IN_CALIB = {
     "datetime",
 }
 STORES = {"samples/store.py", "records/files.py"}
-ALLOWED_IN = {"datetime": {"records/iso_times.py"}}
+ALLOWED_IN = {"datetime": {"records/iso_times.py", "workload/run_options.py"}}
 
 
 def modules(folder: str) -> Iterator[Path]:

@@ -23,7 +23,7 @@ import numpy as np
 from forerun.calib.answers.run_measurements import overhead
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.calib.workload.run_options import WandbMode
+from forerun.calib.workload.run_options import AutoSwitch
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.session.session import Session
 
@@ -70,7 +70,7 @@ def idle_session(*, is_last: bool) -> Iterator[Session]:
                 steps=0,
                 every=10**9,
                 directory=Path(home),
-                wandb=WandbMode.OFF,
+                wandb=AutoSwitch.OFF,
                 companion_command=_READER if is_last else (),
             )
         )

@@ -9,11 +9,18 @@ use.  The module imports only the standard library, since training imports it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from ..errors import ConfigError
+from ..units import DAY_S, HOUR_S
 
 
 class OnAdvice(Enum):
@@ -24,19 +31,8 @@ class OnAdvice(Enum):
     STOP = "stop"
 
 
-class WandbMode(Enum):
-    """Destination of predicted and actual values in W&B."""
-
-    AUTO = "auto"
-    """Host framework's W&B run; without one an offline run, which leaves the machine only by the
-    user's ``wandb sync``."""
-    ON = "on"
-    """As ``AUTO``, but a separate run is online if there is a key and ``WANDB_MODE`` allows it."""
-    OFF = "off"
-
-
-class SinkChoice(Enum):
-    """Switch of an optional sink; under ``auto`` the sink itself decides from its environment."""
+class AutoSwitch(Enum):
+    """Switch of a feature that under ``auto`` decides by its environment."""
 
     AUTO = "auto"
     ON = "on"
@@ -50,14 +46,6 @@ class Switch(Enum):
     ON = "on"
 
 
-class TraceChoice(Enum):
-    """Tracing of a step or two of the window under Kineto; ``auto``: only on a GPU."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
 class DeviceChoice(Enum):
     """Training device: the one that torch detects, or the CPU stand-in."""
 
@@ -65,17 +53,8 @@ class DeviceChoice(Enum):
     CPU = "cpu"
 
 
-class Reads(Enum):
-    """Parsing of a flag's text into a value."""
-
-    WHOLE = "a whole number from ``low`` on"
-    NUMBER = "a number from ``low`` to ``high``"
-    DURATION = "600, 10m or 1h, to seconds"
-    MOMENT = "ISO 8601 or Unix seconds, to Unix seconds"
-    COUNTS = "whole numbers with commas between"
-    PATH = "a path"
-    TEXT = "as it is"
-    CHOICE = "a member of the enum of the default"
+Reader: TypeAlias = "tuple[str, Callable[[str], Any]]"
+"""What an option must be, in words, and its value of a text; ``ValueError`` if it is not so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,43 +62,103 @@ class Flag:
     """Command-line form of an option: ``--calibrate-<name>=<metavar>``."""
 
     name: str
-    reads: Reads
+    reader: Reader
     metavar: str
     example: str
     default: str
     """Default value as text for display."""
     description: str
     """Description for the reference."""
-    low: float = -math.inf
-    high: float = math.inf
-    rule: str = ""
-    """Message text for a number outside ``low`` to ``high``."""
+
+    def read(self, text: str, written: str) -> Any:
+        """Return the value of a text; ``ConfigError`` names it as ``written`` if it has none."""
+        rule, read = self.reader
+        try:
+            return read(text)
+        except (ValueError, OverflowError, OSError):
+            message = f"{written}: must be {rule}; give one such as {self.example}"
+            raise ConfigError(message) from None
+
+
+def _whole(low: int) -> Reader:
+    return f"a whole number from {low} on", lambda text: _within(low, int(_matched(text, r"\d+")))
+
+
+def _number(rule: str, low: float, high: float = sys.float_info.max) -> Reader:
+    return rule, lambda text: _within(low, float(text), high)
+
+
+def _within(low: float, value: float, high: float = math.inf) -> float:
+    if low <= value <= high:
+        return value
+    raise ValueError(value)
+
+
+def _matched(text: str, pattern: str) -> str:
+    if re.fullmatch(pattern, text, re.ASCII):
+        return text
+    raise ValueError(text)
+
+
+def _moment(text: str) -> float:
+    """Return Unix seconds; a time without an offset is local to the node."""
+    with suppress(ValueError):
+        return _within(math.ulp(0.0), float(text), sys.float_info.max)
+    # Python 3.10 does not parse the Z.
+    return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": HOUR_S, "d": DAY_S}
+
+
+def duration(text: str) -> float:
+    """Return seconds; ``ValueError`` if the text is not seconds, or a number with a unit.
+
+    >>> duration("600"), duration("1.5m"), duration("2d")
+    (600.0, 90.0, 172800.0)
+    """
+    number = _matched(text, r"\d+(\.\d+)?[smhd]?").rstrip("smhd")
+    return float(number) * _UNITS_S.get(text[-1], 1.0)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(int(_matched(part, r"0*[1-9]\d{0,6}")) for part in text.split(","))
+
+
+_MOMENT: Reader = "an ISO 8601 time, or Unix seconds", _moment
+_DURATION: Reader = "seconds, or a number with s, m, h or d", duration
+_COUNTS: Reader = "whole numbers above 0 of up to 7 digits, with commas between", _counts
+_PATH: Reader = "a path", Path
+_TEXT: Reader = "text", str
+_HOURS = _number("a number above 0", math.ulp(0.0))
 
 
 def _option(
     default: Any,
     name: str,
-    reads: Reads,
+    reader: Reader,
     metavar: str,
     description: str,
     *,
     shown: str = "",
-    **more: Any,
+    example: str = "",
 ) -> Any:
-    if isinstance(default, Enum):
-        metavar = "|".join(str(member.value) for member in type(default))
-    plain = default.value if isinstance(default, Enum) else default
-    words = shown or ("none" if plain is None else str(plain))
+    text = shown or ("none" if default is None else str(default))
     flag = Flag(
-        name=name, reads=reads, metavar=metavar, description=description, default=words,
-        **{"example": words, **more},
-    )  # fmt: skip
+        name=name,
+        reader=reader,
+        metavar=metavar,
+        example=example or text,
+        default=text,
+        description=description,
+    )
     return field(default=default, metadata={"flag": flag})
 
 
-_HOURS = {
-    "example": "48", "low": math.ulp(0.0), "rule": "a number above 0; give hours, such as 48",
-}  # fmt: skip
+def _choice(default: Enum, name: str, description: str) -> Any:
+    words = [str(member.value) for member in type(default)]
+    reader = " or ".join(words), type(default)
+    return _option(default, name, reader, "|".join(words), description, shown=str(default.value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,40 +166,36 @@ class Goals:
     """Goals and costs that advice is weighed against, and numbers of ranks to plan for."""
 
     deadline_unix_s: float | None = _option(
-        None, "deadline", Reads.MOMENT, "TIME",
+        None, "deadline", _MOMENT, "TIME",
         "ISO 8601 or unix seconds: advise to stop when it will not be met",
         example="2030-01-31T18:00:00+00:00",
     )  # fmt: skip
     budget_hours: float | None = _option(
-        None,
-        "budget-hours",
-        Reads.NUMBER,
-        "H",
-        "wall-clock time: advise to stop when it will be exceeded",
-        **_HOURS,
-    )
+        None, "budget-hours", _HOURS, "H",
+        "wall-clock time: advise to stop when it will be exceeded", example="48",
+    )  # fmt: skip
     restart_cost_s: float = _option(
-        600.0, "restart-cost", Reads.DURATION, "T",
+        600.0, "restart-cost", _DURATION, "T",
         "time that a restart costs, `600`, `10m` or `1h`",
         shown="10m",
     )  # fmt: skip
     mtbf_hours: float | None = _option(
-        None, "mtbf-hours", Reads.NUMBER, "H",
+        None, "mtbf-hours", _HOURS, "H",
         "mean time between failures of the whole job; observed restarts refine it",
-        shown="public rate", **_HOURS,
+        shown="public rate", example="48",
     )  # fmt: skip
     price_per_gpu_hour: float | None = _option(
-        None, "price-per-gpu-hour", Reads.NUMBER, "X", "adds the run's cost to the forecast",
-        example="2.5", low=0.0, rule="a price of 0 or more; such as 2.5",
+        None, "price-per-gpu-hour", _number("a price of 0 or more", 0.0), "X",
+        "adds the run's cost to the forecast", example="2.5",
     )  # fmt: skip
     limit_unix_s: float | None = None
     """End of the scheduler's job in Unix seconds, as given to ``forerun run``."""
     confidence: float = _option(
-        0.9, "confidence", Reads.NUMBER, "P", "probability that advice needs",
-        low=0.5, high=1.0, rule="from 0.5 to 1; such as 0.9",
+        0.9, "confidence", _number("from 0.5 to 1", 0.5, 1.0), "P",
+        "probability that advice needs",
     )  # fmt: skip
     gpus: tuple[int, ...] = _option(
-        (), "gpus", Reads.COUNTS, "16,32", "other numbers of ranks to plan for",
+        (), "gpus", _COUNTS, "16,32", "other numbers of ranks to plan for",
         shown="as the run", example="8,16",
     )  # fmt: skip
 
@@ -170,81 +205,76 @@ class RunOptions:
     """User options of a calibrated run."""
 
     steps: int = _option(
-        20, "steps", Reads.WHOLE, "N",
-        "steps in the window, half of them hooked, after three warm-up steps", low=4,
+        20, "steps", _whole(4), "N",
+        "steps in the window, half of them hooked, after three warm-up steps",
     )  # fmt: skip
     every: int = _option(
-        500, "every", Reads.WHOLE, "N",
+        500, "every", _whole(0), "N",
         "open another, shorter window every N steps, after a drift, and for a second opinion "
         "before advice: rows are added, models refitted; 0: one window, and nothing but the step "
         "timer after it",
-        low=0,
     )  # fmt: skip
     total_steps: int | None = _option(
-        None, "total-steps", Reads.WHOLE, "N",
+        None, "total-steps", _whole(1), "N",
         "optimizer steps of the whole run from its first step here, if the training loop does "
         "not state them; without either, no finish is predicted; if both do, the loop counts",
-        shown="as the loop says", example="5000", low=1,
+        shown="as the loop says", example="5000",
     )  # fmt: skip
     directory: Path = _option(
         # Not an importable name, since a folder `forerun` would shadow an editable install.
-        Path("forerun-out"), "dir", Reads.PATH, "DIR",
+        Path("forerun-out"), "dir", _PATH, "DIR",
         "records and answers; several launches may share it",
     )  # fmt: skip
-    on_advice: OnAdvice = _option(
-        OnAdvice.LOG, "on-advice", Reads.CHOICE, "",
+    on_advice: OnAdvice = _choice(
+        OnAdvice.LOG, "on-advice",
         "`alert` sends a W&B alert as well; `stop` ends training on advice",
     )  # fmt: skip
     goals: Goals = field(default_factory=Goals)
     python: str = _option(
-        "", "python", Reads.TEXT, "PATH",
+        "", "python", _TEXT, "PATH",
         "the Python whose environment has the extra `analysis`, for live answers if that of "
         "training lacks it",
         shown="this one, else `FORERUN_PYTHON`", example="/opt/forerun/bin/python",
     )  # fmt: skip
     probe_s: float = _option(
-        0.0, "probe-seconds", Reads.NUMBER, "S",
+        0.0, "probe-seconds", _number("seconds from 0 to 3600", 0.0, 3600.0), "S",
         "time to measure, between steps after the window, what other layouts need "
         "and the running one does not have: operators at other widths, collectives on the groups "
         "that exist; 10 is sensible",
-        shown="0 (none)", example="10", low=0.0, high=3600.0,
-        rule="seconds from 0 to 3600; such as 10",
+        shown="0 (none)", example="10",
     )  # fmt: skip
-    wandb: WandbMode = _option(
-        WandbMode.AUTO, "wandb", Reads.CHOICE, "",
+    wandb: AutoSwitch = _choice(
+        AutoSwitch.AUTO, "wandb",
         "into the host's own run if there is one, else a separate offline run, which stays on the "
         "machine until your `wandb sync`; `on` sends it",
     )  # fmt: skip
-    tensorboard: SinkChoice = _option(
-        SinkChoice.AUTO, "tensorboard", Reads.CHOICE, "",
+    tensorboard: AutoSwitch = _choice(
+        AutoSwitch.AUTO, "tensorboard",
         "event files in the folder `forerun` beside the host's own if it writes any, else in "
         "`DIR/tensorboard`; `on` reports a missing package",
     )  # fmt: skip
     prometheus: Path | None = _option(
-        None, "prometheus", Reads.PATH, "FILE",
+        None, "prometheus", _PATH, "FILE",
         "values as a text file for node exporter's textfile collector, replaced every few seconds",
         example="/var/lib/node_exporter/forerun.prom",
     )  # fmt: skip
-    trainjob: SinkChoice = _option(
-        SinkChoice.AUTO, "trainjob", Reads.CHOICE, "",
+    trainjob: AutoSwitch = _choice(
+        AutoSwitch.AUTO, "trainjob",
         "progress, remaining time and values in the status of this Kubeflow TrainJob; "
         "`auto`: unless training itself reports there",
     )  # fmt: skip
-    slurm_comment: Switch = _option(
-        Switch.OFF, "slurm-comment", Reads.CHOICE, "",
+    slurm_comment: Switch = _choice(
+        Switch.OFF, "slurm-comment",
         "`on` sets the comment of the Slurm job to progress and end, at most once a minute",
-        example="on",
     )  # fmt: skip
-    device: DeviceChoice = _option(
-        DeviceChoice.AUTO, "device", Reads.CHOICE, "", "`cpu` installs the stand-in", example="cpu"
-    )
-    trace: TraceChoice = _option(
-        TraceChoice.AUTO, "trace", Reads.CHOICE, "",
+    device: DeviceChoice = _choice(DeviceChoice.AUTO, "device", "`cpu` installs the stand-in")
+    trace: AutoSwitch = _choice(
+        AutoSwitch.AUTO, "trace",
         "one step after the window under PyTorch's profiler: kernels by operator; `auto`: on a GPU "
         "only",
     )  # fmt: skip
     cluster: Path | None = _option(
-        None, "cluster", Reads.PATH, "FILE",
+        None, "cluster", _PATH, "FILE",
         "JSON of the links between GPUs, if their nodes do not show them: `docs/cluster.md`",
         example="cluster.json",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 from ...calib.arguments.passed_on import masked_arguments
 from ...calib.records.record_kinds import StepFlag
 from ...calib.workload.config_json import encode_fields
-from ...calib.workload.run_options import WandbMode
+from ...calib.workload.run_options import AutoSwitch
 from ..process.host import Host
 from ..process.host_wandb import CompanionFiles, HostWandb, host_run
 from ..process.interpreter import no_live_answers_message
@@ -58,7 +58,7 @@ class Live:
         is_home = self._settings.rank.is_last
         if host is not None and host.is_home is not None:
             is_home = host.is_home
-        if has_host_wandb and self._settings.wandb is not WandbMode.OFF:
+        if has_host_wandb and self._settings.wandb is not AutoSwitch.OFF:
             is_stepped = host is None or host.is_wandb_stepped
             self._wandb = HostWandb(self._files, is_stepped=is_stepped, is_home=is_home)
         has_program = bool(self._settings.companion_command)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
 from ...calib.workload.config import RunConfig
-from ...calib.workload.run_options import TraceChoice
+from ...calib.workload.run_options import AutoSwitch
 from ...leaves import leaf
 from ..process.guard import THREAD_NAME_PREFIX, Guard
 from ..process.host import Host, WeakHost
@@ -39,7 +39,7 @@ _TIMEOUT_S = 20.0
 class Tracing:
     """At most one traced step at a time; ``put`` accepts records from any thread."""
 
-    def __init__(self, choice: TraceChoice, guard: Guard, put: Callable[[Record], bool]) -> None:
+    def __init__(self, choice: AutoSwitch, guard: Guard, put: Callable[[Record], bool]) -> None:
         self._choice = choice
         self._guard = guard
         self._put = put
@@ -49,9 +49,9 @@ class Tracing:
 
     def is_wanted(self, instruments: Instruments) -> bool:
         """Return True if the window has a traced step, the same on all ranks of a run."""
-        if self._choice is TraceChoice.AUTO:
+        if self._choice is AutoSwitch.AUTO:
             return instruments.is_traceable
-        return self._choice is TraceChoice.ON
+        return self._choice is AutoSwitch.ON
 
     @property
     def is_reading(self) -> bool:
@@ -149,7 +149,7 @@ class InstrumentManager:
     def describe(self, host: Host) -> None:
         """Set the host to hook from the next window on; records name its device from now on."""
         self._known = WeakHost(host)
-        from ._devices import name_if_started
+        from .devices import name_if_started
 
         self.device = self._guard.protect(name_if_started)(host.models) or self.device
 
@@ -279,7 +279,7 @@ class ProbeScheduler:
         probing: Any = leaf("..probing.probes:Probing", __package__ or "")
         if probing is None:
             return None
-        from ._devices import why_no_marks
+        from .devices import why_no_marks
         from .instruments import stopwatch_for
 
         reason = why_no_marks(host.models)

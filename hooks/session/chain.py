@@ -15,7 +15,7 @@ from ...calib.workload.collectives import GroupRole
 from ..process.host import updated_by
 from ..process.inspection import attribute, class_names, contents, direct_weights, tree, weights
 from ..sensors.captured import is_compiled
-from ._devices import sharded_groups
+from .devices import sharded_groups
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
 _UNSEEN_COMPILED = "collectives through torch.compile"

@@ -29,7 +29,8 @@ from ..sensors.recorder import Recorder
 from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
 from ..sensors.stopwatch import Stopwatch
 from ..sensors.timers import TimerHooks
-from ._devices import (
+from ._mark_budget import MarkBudget, count_chosen
+from .devices import (
     computing_device,
     memory_nbytes,
     name_of,
@@ -37,7 +38,6 @@ from ._devices import (
     stopwatch_on,
     why_no_marks,
 )
-from ._mark_budget import MarkBudget, count_chosen
 
 _STRANGE = "operators not recorded: the layers of the model are of no known library"
 

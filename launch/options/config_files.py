@@ -26,13 +26,13 @@ from ...calib.arguments.option_words import options_of
 from ...calib.arguments.short_names import expand
 from ...calib.arguments.torchtitan_options import titan_options
 from ...calib.errors import ConfigError, UnreadError
-from ...calib.plain_json import parse_json
 from ...calib.workload.argument_values import name_of
 from ...calib.workload.config import TORCHTITAN, VOCAB_MULTIPLE, Batch, Precision, RunConfig
 from ...calib.workload.model_shape import ModelShape
 from ...calib.workload.parallelism import Parallelism
 from ...leaves import leaf
-from .launch_scripts import LaunchScript, read_beginning, read_text, script_hint
+from ._given_files import read_beginning, read_json, read_text
+from .launch_scripts import LaunchScript, script_hint
 
 # YAML aliases can expand without bound; real files have some hundred values.
 MAX_VALUES = 100_000
@@ -215,8 +215,8 @@ def _parsed(path: Path) -> Mapping[str, Any]:
 def _mapping(path: Path) -> Mapping[str, Any]:
     if hint := script_hint([str(path)]):
         raise ConfigError(hint)
-    text = read_text(path, "give a text file of arguments that exists")
-    value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
+    rule = "give a text file of arguments that exists"
+    value = read_json(path, rule) if path.suffix == ".json" else _yaml(path, read_text(path, rule))
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
     return value
@@ -232,13 +232,6 @@ def _logged(path: Path) -> Mapping[str, Any]:
     if "hidden_size" not in arguments:
         raise ConfigError(f"{path} begins with no list of Megatron's arguments; {rule}")
     return arguments
-
-
-def _json(path: Path, text: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError as err:
-        raise ConfigError(f"{path} is not JSON: {err}; correct it") from err
 
 
 def _yaml(path: Path, text: str) -> Any:

@@ -6,25 +6,24 @@ training, on every rank.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from datetime import datetime
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from ..._forerun_autoload import FLAGS as FLAGS
 from ..._forerun_autoload import RANKS, closest_option
 from ..._forerun_autoload import split as split
+from ...calib.arguments.option_words import options_of
 from ...calib.errors import ConfigError
-from ...calib.plain_json import parse_json
 from ...calib.records.cluster import KEYS, StatedNodes, stated_nodes
-from ...calib.workload.run_options import DeviceChoice, Flag, Goals, Reads, RunOptions, options
+from ...calib.workload.argument_values import option_of
+from ...calib.workload.run_options import Goals, RunOptions, options
 from ...hooks.process import interpreter
 from ...hooks.process.ranks import SIZES, run_id
 from ...hooks.process.settings import CadenceHint, RankInfo, Settings, environ_number
+from ._given_files import read_json
 
 FLAG = FLAGS[1]
 DEVICE = "FORERUN_DEVICE"
@@ -33,7 +32,6 @@ LIMIT = "FORERUN_LIMIT_UNIX_S"
 """Set by ``forerun run``: the time at which the scheduler ends the job, Unix seconds."""
 REQUESTS = "FORERUN_REQUESTS"
 """Set to 1 by ``forerun run``: the session accepts requests to save and stop."""
-_MOST_CLUSTER_NBYTES = 1 << 16
 
 
 def parse(
@@ -51,9 +49,9 @@ def parse(
     # The program may change to another directory.
     values: dict[str, Any] = {"directory": RunOptions().directory.absolute()}
     if device := environ.get(DEVICE):
-        values["device"] = _choice(DeviceChoice, f"{DEVICE}={device}", device)
+        values["device"] = _OPTIONS["device"][0].read(device, f"{DEVICE}={device}")
     if limit := environ.get(LIMIT):
-        values["limit_unix_s"] = _moment(f"{LIMIT}={limit}", limit)
+        values["limit_unix_s"] = _OPTIONS["deadline"][0].read(limit, f"{LIMIT}={limit}")
     values |= dict(_value(flag) for flag in calibrate_flags if flag not in FLAGS)
     goals = Goals(**{name: values.pop(name) for name in Goals.__slots__ if name in values})
     if python := values.get("python", ""):
@@ -99,29 +97,16 @@ def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
     100
     """
     values: dict[str, Any] = {}
-    numbers = [spec.name for spec in fields(CadenceHint) if spec.default is None]
-    for name in numbers:
-        (text,) = _words_of(host_argv, name, 1) or ("",)
-        if text.isdecimal():
+    said = {option: words for option, words in options_of(host_argv) if words}
+    for name in [spec.name for spec in fields(CadenceHint) if spec.default is None]:
+        if (text := said.get(option_of(name), [""])[0]).isdecimal():
             values[name] = int(text)
-    ramp = _words_of(host_argv, "rampup_batch_size", 3)
+    ramp = said.get("--rampup-batch-size", [])[:3]
     if len(ramp) == 3 and all(word.isdecimal() for word in ramp):
-        values["rampup_batch_size"] = tuple(int(word) for word in ramp)
+        values["rampup_batch_size"] = tuple(map(int, ramp))
     for name in ("save", "step_batch_size_schedule"):
-        (values[name],) = _words_of(host_argv, name, 1) or ("",)
+        values[name] = said.get(option_of(name), [""])[0]
     return CadenceHint(**values)
-
-
-def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...]:
-    """Return up to ``count`` words after an option's last occurrence; empty if it is absent."""
-    option = "--" + name.replace("_", "-")
-    words: tuple[str, ...] = ()
-    for index, argument in enumerate(host_argv):
-        if argument == option:
-            words = tuple(host_argv[index + 1 : index + 1 + count])
-        elif argument.startswith(option + "="):
-            words = (argument.removeprefix(option + "="),)
-    return words
 
 
 def _value(written: str) -> tuple[str, Any]:
@@ -139,83 +124,10 @@ def _value(written: str) -> tuple[str, Any]:
     if not equals or not text:
         example = f"{first}-{name}={flag.example}"
         raise ConfigError(f"{written}: needs a value after '='; for example {example}")
-    if flag.reads is Reads.CHOICE:
-        return spec.name, _choice(type(spec.default), written, text)
-    if flag.reads in (Reads.WHOLE, Reads.NUMBER):
-        return spec.name, _number_of(flag, written, text)
-    return spec.name, _READERS[flag.reads](written, text)
+    value = flag.read(text, written)
+    return spec.name, value.absolute() if isinstance(value, Path) else value
 
 
-def _number_of(flag: Flag, written: str, text: str) -> float:
-    if flag.reads is Reads.WHOLE:
-        low = int(flag.low)
-        if not re.fullmatch(r"-?\d+", text, re.ASCII):
-            raise ConfigError(f"{written}: must be a whole number; give {low} or more")
-        if int(text) < low:
-            raise ConfigError(f"{written}: must be at least {low}; give {low} or more")
-        return int(text)
-    value = _float(text)
-    if not flag.low <= value <= flag.high or math.isinf(value):
-        raise ConfigError(f"{written}: must be {flag.rule}")
-    return value
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
-
-
-def _choice(kind: type[Enum], written: str, text: str) -> Enum:
-    try:
-        return kind(text)
-    except ValueError:
-        known = " or ".join(str(member.value) for member in kind)
-        raise ConfigError(f"{written}: {text!r} is not a choice; use {known}") from None
-
-
-def _moment(flag: str, text: str) -> float:
-    """Return Unix seconds; a time without an offset is local to the node."""
-    seconds = _float(text)
-    if math.isfinite(seconds) and seconds > 0:
-        return seconds
-    try:
-        # Python 3.10 does not parse the Z.
-        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ConfigError(
-            f"{flag}: must be an ISO-8601 time or Unix seconds; give one such as "
-            "2030-01-31T18:00:00+00:00"
-        ) from None
-
-
-def _duration(flag: str, text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
-    if match is None:
-        raise ConfigError(
-            f"{flag}: must be seconds, or a number with s, m or h; give one such as 600 or 10m"
-        )
-    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
-
-
-def _counts(flag: str, text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(re.fullmatch(r"0*[1-9]\d{0,6}", part, re.ASCII) for part in parts):
-        raise ConfigError(
-            f"{flag}: must be whole numbers above 0 of up to 7 digits, separated by commas; give "
-            "some such as 8,16"
-        )
-    return tuple(int(part) for part in parts)
-
-
-_READERS: dict[Reads, Callable[[str, str], Any]] = {
-    Reads.DURATION: _duration,
-    Reads.MOMENT: _moment,
-    Reads.COUNTS: _counts,
-    Reads.PATH: lambda _, text: Path(text).absolute(),
-    Reads.TEXT: lambda _, text: text,
-}
 _OPTIONS = {flag.name: (flag, spec) for flag, spec in options()}
 
 
@@ -234,22 +146,7 @@ def read_cluster(path: Path | None) -> StatedNodes | None:
     """
     if path is None:
         return None
-    try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_CLUSTER_NBYTES + 1)
-    except OSError as err:
-        raise ConfigError(
-            f"{path} cannot be read: {err.strerror or err}; give a JSON file"
-        ) from err
-    if len(text) > _MOST_CLUSTER_NBYTES:
-        raise ConfigError(f"{path} is larger than 64 KiB; a cluster file has a few lines")
-    try:
-        value = parse_json(text)
-    except ValueError as err:
-        raise ConfigError(
-            f"{path} is not JSON: {err}; write an object, such as "
-            '{"joint": "switch", "num_gpus": 8}'
-        ) from err
+    value = read_json(path, 'give a JSON file, such as {"joint": "switch", "num_gpus": 8}')
     if not isinstance(value, dict):
         raise ConfigError(f"{path} holds no JSON object; give one with any of {', '.join(KEYS)}")
     try:

@@ -19,35 +19,14 @@ from ...calib.arguments.launchers import ranks_of, split_front, split_variables
 from ...calib.arguments.megatron_command import split_launcher
 from ...calib.arguments.shell_text import BATCH, SHELLS, commands, inline_script, of_options
 from ...calib.errors import ConfigError, UnreadError
+from ._given_files import read_text
 
-MAX_NBYTES = 1 << 20
-"""Size limit of a file of arguments or a script; real ones have a few kB."""
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _SIZES = ("--num-layers", "--hidden-size")
 _SOURCES = ("source", ".")
 _NAMING = ("echo", "printf", "[", "[[", "test", *_SOURCES)
 """Words of a shell behind which a script is only named."""
 _MOST_DEEP = 4
-
-
-def read_beginning(path: Path, rule: str) -> bytes:
-    """Return at most a byte more than ``MAX_NBYTES``."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_NBYTES + 1)
-    except OSError as err:
-        raise ConfigError(f"{path} cannot be read: {err}; {rule}") from err
-
-
-def read_text(path: Path, rule: str) -> str:
-    """Return a text file; raise ``ConfigError`` with ``rule`` if it cannot be read."""
-    data = read_beginning(path, rule)
-    if len(data) > MAX_NBYTES:
-        raise ConfigError(f"{path} is larger than {MAX_NBYTES >> 20} MiB; {rule}")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as err:
-        raise ConfigError(f"{path} cannot be read: {err}; {rule}") from err
 
 
 def script_hint(words: Sequence[str]) -> str:
@@ -66,7 +45,7 @@ def inner_launch_line(words: Sequence[str]) -> tuple[str, ...]:
         place = _wrapper(words)
         if place is None:
             break
-        words = _inside(words, place)
+        words = (*words[:place], *_script_at(words, place).launch)
     return tuple(words)
 
 
@@ -78,10 +57,6 @@ def _wrapper(words: Sequence[str]) -> int | None:
     names = (*SHELLS, *BATCH)
     places = (n for n, w in enumerate(front) if PurePath(w).name in names or w.endswith(_SCRIPTS))
     return next(places, None)
-
-
-def _inside(words: Sequence[str], place: int) -> tuple[str, ...]:
-    return (*words[:place], *_script_at(words, place).launch)
 
 
 def _script_at(words: Sequence[str], place: int) -> LaunchScript:
@@ -270,9 +245,6 @@ def _trains(words: Sequence[str]) -> bool:
     if next(iter(split_variables(words)[1]), "") in _NAMING:
         return False
     is_launched = bool(ranks_of(split_launcher(words)[0]).launcher)
-    return is_launched or any(word.endswith(".py") for word in words) or _wraps(words)
-
-
-def _wraps(words: Sequence[str]) -> bool:
-    place = _wrapper(words)
-    return place is not None and len(words) > place + 1
+    wrapper = _wrapper(words)
+    is_wrapped = wrapper is not None and len(words) > wrapper + 1
+    return is_launched or is_wrapped or any(word.endswith(".py") for word in words)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...calib.records.files import open_owned
 from ...calib.records.run_values import PREFIX, TIME
-from ...calib.workload.run_options import SinkChoice
+from ...calib.workload.run_options import AutoSwitch
 from ...hooks.process.interpreter import is_installed
 from ...hooks.process.settings import CompanionSettings
 from ..views.table import markdown_rows
@@ -104,10 +104,10 @@ def open_tensorboard(companion_settings: CompanionSettings) -> Sink:
     """Return the sink of event files next to the host's, else in our directory."""
     settings = companion_settings.settings
     wanted = settings.tensorboard
-    if wanted is SinkChoice.OFF:
+    if wanted is AutoSwitch.OFF:
         return Sink("")
     if not is_installed("tensorboard"):
-        is_missed = wanted is SinkChoice.ON or bool(companion_settings.host_tensorboard)
+        is_missed = wanted is AutoSwitch.ON or bool(companion_settings.host_tensorboard)
         return Sink(
             "off (not installed: pip install tensorboard, if you want it)" if is_missed else ""
         )

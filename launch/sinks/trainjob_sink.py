@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from ...calib.plain_json import parse_json
 from ...calib.records.iso_times import iso_time
 from ...calib.records.run_values import PREFIX, TIME
-from ...calib.workload.run_options import SinkChoice
+from ...calib.workload.run_options import AutoSwitch
 from ...hooks.process.settings import CompanionSettings
 from .sink import LatestValues, Sink
 
@@ -63,11 +63,11 @@ def open_trainjob(companion_settings: CompanionSettings) -> Sink:
     its own status."""
     wanted = companion_settings.settings.trainjob
     server = server_of(os.environ)
-    if wanted is SinkChoice.OFF or (server is None and wanted is SinkChoice.AUTO):
+    if wanted is AutoSwitch.OFF or (server is None and wanted is AutoSwitch.AUTO):
         return Sink("")
     if server is None:
         return Sink(f"off (no {VARIABLE}URL, _CA_CERT and _TOKEN here)")
-    if companion_settings.has_host_trainjob and wanted is SinkChoice.AUTO:
+    if companion_settings.has_host_trainjob and wanted is AutoSwitch.AUTO:
         return Sink("off (training reports there itself; --calibrate-trainjob=on takes its place)")
     if urlsplit(server.url).scheme != "https":
         return Sink(f"off ({VARIABLE}URL is not https: the token is not sent)")

@@ -16,7 +16,7 @@ from urllib.parse import urlparse
 
 from ...calib.records.files import CREATED, replace_file
 from ...calib.records.run_values import ITERATION, PREFIX, TIME
-from ...calib.workload.run_options import WandbMode
+from ...calib.workload.run_options import AutoSwitch
 from ...hooks.process.host_wandb import (
     HOST_TABLES,
     HOST_VALUES,
@@ -110,7 +110,7 @@ class ForerunRun(Sink):
 def open_wandb(companion_settings: CompanionSettings) -> Sink:
     """Return our W&B run, a sink for the host's run, or an inactive sink if W&B is off."""
     wanted = companion_settings.settings.wandb
-    if wanted is WandbMode.OFF:
+    if wanted is AutoSwitch.OFF:
         return Sink()
     if companion_settings.has_host_wandb:
         return HostRun(companion_settings)
@@ -146,12 +146,12 @@ def _config(companion_settings: CompanionSettings) -> dict[str, Any]:
     }
 
 
-def run_mode(wanted: WandbMode, environ: Mapping[str, str]) -> Mode:
+def run_mode(wanted: AutoSwitch, environ: Mapping[str, str]) -> Mode:
     """Return the mode: online only if the flag requests it and ``WANDB_MODE`` allows it."""
     chosen = environ.get("WANDB_MODE", "")
     if chosen == "disabled" or environ.get("WANDB_DISABLED", "").lower() in _YES:
         return "disabled"
-    if wanted is not WandbMode.ON or chosen in ("offline", "dryrun"):
+    if wanted is not AutoSwitch.ON or chosen in ("offline", "dryrun"):
         return "offline"
     if chosen in ("online", "shared"):
         return chosen

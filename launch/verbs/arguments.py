@@ -30,6 +30,14 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(stamped(value), indent=2))
 
 
+def print_answer(args: Any, value: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """Print an answer as JSON if a verb was asked for it, else as lines."""
+    if args.json:
+        print_json(value)
+    else:
+        print("\n".join(lines))
+
+
 def print_notes(*lines: str) -> None:
     """Print notes on the answer to standard error."""
     for line in lines:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ...calib.errors import ConfigError
 from ...calib.workload.argument_values import shown
-from .arguments import ExitCode, add_schema, declare, print_json, print_notes
+from .arguments import ExitCode, add_schema, declare, print_answer, print_notes
 
 if TYPE_CHECKING:
     from ...calib.samples.table import SampleTable
@@ -50,11 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
     first, second = run_selections(args)
     answer = difference(_table(*first), _table(*second))
-    if args.json:
-        print_json(answer.to_json())
-    else:
-        lines = difference_markdown(answer) if args.markdown else difference_lines(answer)
-        print("\n".join(lines))
+    lines = difference_markdown(answer) if args.markdown else difference_lines(answer)
+    print_answer(args, answer.to_json(), lines)
     if answer.verdict is Verdict.NOT_COMPARABLE:
         return ExitCode.NO_DATA
     is_over = args.fail_over is not None and answer.is_slower_by(args.fail_over)

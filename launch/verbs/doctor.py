@@ -37,7 +37,7 @@ from ...leaves import leaf
 from ..known.node_links import detect_links
 from ..options.flags import parse
 from ..options.launch_scripts import inner_launch_line
-from .arguments import RUN_ID, add_schema, declare, print_json, print_notes
+from .arguments import RUN_ID, add_schema, declare, print_answer, print_notes
 
 _DESCRIPTION = (
     "Without arguments: this environment.  With a command after --, a directory, or both: "
@@ -76,8 +76,7 @@ class Finding:
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``doctor``, all optional."""
     sub.description = _DESCRIPTION
-    lacking = dict.fromkeys(("config", "also", "machine", "like", "cluster"))
-    sub.set_defaults(takes_command=True, **lacking)
+    sub.set_defaults(takes_command=True)
     declare(sub, _ARGUMENTS, directory={"type": Path, "nargs": "?"}, gpus={"type": int})
     add_schema(sub, "lint")
 
@@ -99,10 +98,8 @@ def run(args: argparse.Namespace) -> int:
             return code
     else:
         findings = examine()
-    if args.json:
-        print_json({"findings": [asdict(f) | {"verdict": f.verdict.value} for f in findings]})
-    else:
-        print("\n".join(_lines(findings)))
+    value = {"findings": [asdict(f) | {"verdict": f.verdict.value} for f in findings]}
+    print_answer(args, value, _lines(findings))
     return int(any(f.verdict is Severity.MISSING for f in findings))
 
 

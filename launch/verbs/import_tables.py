@@ -16,7 +16,7 @@ from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.plain_json import parse_json
 from ...hooks.process.launch_identity import safe_launch_id
 from ...leaves import has_leaf, leaf
-from .arguments import ExitCode, declare, print_json, print_notes
+from .arguments import ExitCode, declare, print_answer, print_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,6 +65,8 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
         files={"nargs": "+"},
         out={"required": True},
         ranks_per_node={"type": int, "default": 8},
+        fabric={"default": UNKNOWN_FABRIC},
+        device={"default": ""},
     )
 
 
@@ -142,7 +144,7 @@ def _import_log(args: argparse.Namespace) -> int:
         log=log,
         run_id=safe_launch_id(f"log-{args.files[-1].name.split('.')[0]}"),
         end_unix_s=max(path.stat().st_mtime for path in args.files),
-        device=args.device or "",
+        device=args.device,
     )
     print_notes(*log.problems, *log.notes)
     with redirect_stdout(StringIO()):  # lines of a live run's log; status and report have them
@@ -154,20 +156,24 @@ def _import_log(args: argparse.Namespace) -> int:
 
 
 def _print_written(args: argparse.Namespace, answer: dict[str, Any]) -> None:
-    if args.json:
-        print_json(answer)
-    else:
-        print("\n".join(f"{one['file']}: {one['rows']} rows" for one in answer["written"]))
+    print_answer(args, answer, (f"{one['file']}: {one['rows']} rows" for one in answer["written"]))
 
 
 def _read(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
     """Read one file; unexpected values are reported as ``RecordError`` in one line."""
+    reader = leaf(_READERS[args.source], __package__ or "")
     try:
-        {
-            "kineto": _kineto,
-            "nccl-tests": _nccl_tests,
-            "nccl-inspector": _nccl_inspector,
-        }[args.source](path, args, tables)
+        if args.source == "kineto":
+            _read_kineto(reader, path, args, tables)
+            return
+        text = _bytes(path).decode(errors="replace")
+        if args.source == "nccl-tests":
+            rows, problems = reader(text, path.name, fabric=args.fabric)
+            tables.collectives.append(rows)
+        else:
+            rows, problems = reader(text, path.name)
+            tables.rank_operations.append(rows.assign(device=args.device, fabric=args.fabric))
+        tables.problems += problems
     except ForerunError:
         raise
     except _UNEXPECTED as err:
@@ -177,46 +183,23 @@ def _read(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
         ) from err
 
 
-def _kineto(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
-    kineto_tables = leaf(_READERS["kineto"], __package__ or "")
-
-    fabric = args.fabric or UNKNOWN_FABRIC
-    one = kineto_tables(
+def _read_kineto(reader: Any, path: Path, args: argparse.Namespace, tables: _Tables) -> None:
+    one = reader(
         *(_json(path), path.name),
-        fabric=fabric,
+        fabric=args.fabric,
         ranks_per_node=args.ranks_per_node,
-        device=args.device or "",
+        device=args.device,
     )
     if one.shares is not None:
         tables.shares.append(one.shares)
         print_notes(one.shares.text())
     if one.refusal and args.kernels is None:
         raise RecordError(one.refusal)
-    tables.problems += [one.refusal] if one.refusal else []
-    tables.problems += (
-        [f"{path.name}: {one.flag}; rows with a flag stay unused"] if one.flag else []
-    )
+    flagged = one.flag and f"{path.name}: {one.flag}; rows with a flag stay unused"
+    tables.problems += filter(None, (one.refusal, flagged))
     tables.operators.append(one.operators)
     tables.rank_operations.append(one.collectives)
     tables.kernels.append(one.kernels)
-
-
-def _nccl_tests(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
-    nccl_tests_collectives = leaf(_READERS["nccl-tests"], __package__ or "")
-
-    text = _bytes(path).decode(errors="replace")
-    rows, problems = nccl_tests_collectives(text, path.name, fabric=args.fabric or UNKNOWN_FABRIC)
-    tables.collectives.append(rows)
-    tables.problems += problems
-
-
-def _nccl_inspector(path: Path, args: argparse.Namespace, tables: _Tables) -> None:
-    inspector_operations = leaf(_READERS["nccl-inspector"], __package__ or "")
-
-    rows, problems = inspector_operations(_bytes(path).decode(errors="replace"), path.name)
-    place = {"device": args.device, "fabric": args.fabric or UNKNOWN_FABRIC}
-    tables.rank_operations.append(rows.assign(**place))
-    tables.problems += problems
 
 
 def _join_ranks(args: argparse.Namespace, tables: _Tables) -> None:

@@ -27,7 +27,7 @@ from ...calib.units import HOUR_S, format_bytes
 from ...calib.workload.model_shape import at_least_one, at_most
 from ..opened.other_run import OtherRun
 from ..options.launch_scripts import inner_launch_line
-from .arguments import ExitCode, print_json, print_notes
+from .arguments import ExitCode, print_answer, print_notes
 from .run_arguments import open_run
 
 if TYPE_CHECKING:
@@ -68,16 +68,14 @@ def lint_launch(args: argparse.Namespace) -> int:
     unknown = target.described.unknown
     if unknown:
         print_notes(f"not known and ignored: {', '.join(unknown)}")
-    if args.json:
-        name = target.machine.name if target.machine is not None else None
-        launch_notes = {"unknown": list(unknown), "does_not_fit": overflow or None}
-        print_json({"run_id": name, **launch_notes, **answer.to_json()})
-    else:
-        flaws = enumerate(answer.flaws, 1)
-        lines = [line for number, flaw in flaws for line in _lines(number, flaw)]
-        place = quoted(str(args.directory)) if args.directory else "--device NAME -- COMMAND"
-        lines = [*filter(None, [overflow]), *(lines or ["nothing to improve in this launch"])]
-        print("\n".join([*lines, _PLANNED.format(place=place), _UNSEEN]))
+    name = target.machine.name if target.machine is not None else None
+    launch_notes = {"unknown": list(unknown), "does_not_fit": overflow or None}
+    flaws = enumerate(answer.flaws, 1)
+    lines = [line for number, flaw in flaws for line in _lines(number, flaw)]
+    place = quoted(str(args.directory)) if args.directory else "--device NAME -- COMMAND"
+    lines = [*filter(None, [overflow]), *(lines or ["nothing to improve in this launch"])]
+    value = {"run_id": name, **launch_notes, **answer.to_json()}
+    print_answer(args, value, [*lines, _PLANNED.format(place=place), _UNSEEN])
     is_over = args.fail_over is not None and answer.sure_frac > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 

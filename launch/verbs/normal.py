@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from .arguments import ExitCode, add_schema, declare, print_json, print_notes
+from .arguments import ExitCode, add_schema, declare, print_answer, print_notes
 from .run_arguments import add_run, open_run
 
 
 def add_arguments(sub: argparse.ArgumentParser) -> None:
     """Add the arguments of ``normal``."""
     add_run(sub)
-    sub.set_defaults(also=None, like=None, device=None, cluster=None)
     declare(sub, "--machine NAME  which machine, if several were imported")
     add_schema(sub, "normal")
 
@@ -23,8 +22,5 @@ def run(args: argparse.Namespace) -> int:
     opened_run = open_run(args)
     answer = place_among_published(opened_run)
     print_notes(*opened_run.machine().problems)
-    if args.json:
-        print_json(answer.to_json())
-    else:
-        print("\n".join(placement_lines(answer)))
+    print_answer(args, answer.to_json(), placement_lines(answer))
     return ExitCode.ANSWER

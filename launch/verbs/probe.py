@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import torch
 
     from ...calib.records.record_kinds import Record
-    from ...hooks.sensors.stopwatch import Stopwatch
 
 _DESCRIPTION = (
     "Products, memory and the operators of a layout; under torchrun collectives as well: torchrun "
@@ -133,25 +132,16 @@ def _measure(
     args: argparse.Namespace, config: RunConfig, device: torch.device, *, is_joined: bool
 ) -> Iterator[Record]:
     from ...hooks.probing.probe_sweep import Sweep
+    from ...hooks.session.devices import stopwatch_on
 
     has_operators = args.operators or not args.collectives
     has_transfers = is_joined and (args.collectives or not args.operators)
     share_s = args.seconds / max(1, has_operators + has_transfers)
-    sweep = Sweep(config, device, _stopwatch(device), seconds=share_s)
+    sweep = Sweep(config, device, stopwatch_on(device), seconds=share_s)
     if has_operators:
         yield from sweep.operators()
     if has_transfers:
         yield from sweep.transfers()
-
-
-def _stopwatch(device: torch.device) -> Stopwatch:
-    from ...hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
-
-    if device.type != "cuda":
-        return HostStopwatch()
-    import torch
-
-    return DeviceStopwatch(lambda: torch.cuda.Event(enable_timing=True))
 
 
 def _write(

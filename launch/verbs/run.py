@@ -21,7 +21,7 @@ from ...calib.errors import ConfigError
 from ...calib.records.iso_times import LONGEST_S
 from ...calib.shell import joined
 from ...calib.workload.config_json import encode, encode_fields
-from ...calib.workload.run_options import OnAdvice, RunOptions
+from ...calib.workload.run_options import OnAdvice, RunOptions, duration
 from ..batch_text import time_option
 from ..options.flags import FLAGS, split
 from ..store.launch_files import launch_id
@@ -82,11 +82,9 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
 
 def _time(text: str) -> float:
     """Return seconds from a number with s, m, h or d, or Slurm's ``days-hours:minutes:seconds``."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
-    if match is not None:
-        unit_s = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
-        time_s = float(match[1]) * unit_s
-    else:
+    try:
+        time_s = duration(text)
+    except ValueError:
         time_s = duration_s(text) or float("inf")
     if time_s < LONGEST_S:
         return time_s

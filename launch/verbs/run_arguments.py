@@ -75,9 +75,10 @@ def open_run(args: argparse.Namespace) -> Run:
             cluster=args.cluster,
             searching=search_effort,
         )
-    names = ("run_id", "machine", "like", "device", "cluster")
-    selection = {name: getattr(args, name) for name in names}
-    return load(args.directory, **selection, also=args.also or (), searching=search_effort)
+    names = ("run_id", "machine", "like", "device", "cluster")  # not all verbs take all of them
+    selection: dict[str, Any] = {name: getattr(args, name, None) for name in names}
+    also = getattr(args, "also", None) or ()
+    return load(args.directory, **selection, also=also, searching=search_effort)
 
 
 def other_run(args: argparse.Namespace) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import Enum
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,7 +20,7 @@ from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Ended
 from ...calib.forecast.forecast_record import Forecast
 from ...calib.plain_json import JsonObject
-from ...calib.records.iso_times import Action, action_text, iso_time, with_iso_times
+from ...calib.records.iso_times import Action, action_text, iso_time, stamped
 from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...calib.shell import printable_lines
 from ...calib.units import format_time
@@ -38,7 +39,7 @@ from ..store.publishing import (
     status_of,
 )
 from ..store.run_folders import finite_number, missing_run_message, read_object, top_of
-from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_json, print_notes
+from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_answer, print_notes
 
 _DESCRIPTION = (
     "For each launch of the directory: live, ended, stopped (before its last step), lost (ended "
@@ -117,25 +118,20 @@ class RunStatus(Encoded):
 
     def to_json(self) -> JsonObject:
         """Return the JSON object."""
-        return encoded(**encode_fields(self), finish_p50_local=self.finish_p50_local)
+        local = _local(self.finish_p50_unix_s)
+        text = local and local.isoformat(timespec="seconds")
+        return encoded(**encode_fields(self), finish_p50_local=text)
 
     @property
     def is_stop_advised(self) -> bool:
         """True if the run should be stopped, or was."""
         return self.decision == Action.STOP.value and self.state in (State.LIVE, State.STOPPED)
 
-    @property
-    def finish_p50_local(self) -> str | None:
-        """Median end of the run in local time."""
-        return local_time(self.finish_p50_unix_s)
 
-
-def local_time(unix_s: float | None) -> str | None:
-    """Return a time as ISO 8601 with this machine's UTC offset; None if it is invalid."""
-    if not unix_s:
-        return None
+def _local(unix_s: float | None) -> datetime | None:
+    """Return a time in this machine's time zone; None if it is invalid."""
     try:
-        return datetime.fromtimestamp(unix_s).astimezone().isoformat(timespec="seconds")
+        return datetime.fromtimestamp(unix_s).astimezone() if unix_s else None
     except (ValueError, OverflowError, OSError):
         return None
 
@@ -314,28 +310,28 @@ def _objects(value: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [one for one in rows if isinstance(one, dict)] if isinstance(rows, list) else []
 
 
-def status_lines(run_status: RunStatus) -> list[str]:
-    """Return one line per known property of a run, the first with its name."""
-    head = f"run {run_status.run_id}: {run_status.state.value}"
-    return _words(head, run_status, drift=run_status.drift or "no drift", has_reason=True)
+def text_lines(statuses: Sequence[RunStatus]) -> list[str]:
+    """Return all known properties of one run, or one line for each of several."""
+    return [*map(status_line, statuses)] if len(statuses) > 1 else _words(statuses[0])
 
 
 def status_line(run_status: RunStatus) -> str:
     """Return one line on a launch, for a list of several."""
-    head = f"{run_status.launch_id or run_status.run_id}: {run_status.state.value}"
-    return " · ".join(_words(head, run_status, drift=run_status.drift))
+    return " · ".join(_words(run_status, is_one=False))
 
 
-def _words(head: str, run_status: RunStatus, *, drift: str, has_reason: bool = False) -> list[str]:
-    decision = _decision(run_status, has_reason=has_reason)
+def _words(run_status: RunStatus, *, is_one: bool = True) -> list[str]:
+    """Return the known properties, the first with the name; of one run also why, and no drift."""
+    name = run_status.launch_id or run_status.run_id
+    age_s = run_status.age_s
     words = (
-        head,
+        f"{f'run {run_status.run_id}' if is_one else name}: {run_status.state.value}",
         _progress(run_status),
         _step(run_status),
         _ends(run_status),
-        decision,
-        drift,
-        _heard(run_status),
+        _decision(run_status, has_reason=is_one),
+        run_status.drift or "no drift" * is_one,
+        "" if age_s is None else f"last update {_ago(age_s)} ago",
     )
     return [text for text in words if text]
 
@@ -362,31 +358,21 @@ def _step(run_status: RunStatus) -> str:
 def _ends(run_status: RunStatus) -> str:
     if run_status.finish_p50_unix_s is None:
         return "no forecast yet" if run_status.state is State.LIVE else ""
-    text = f"ends {iso_time(run_status.finish_p50_unix_s)}{_here(run_status.finish_p50_unix_s)}"
+    local = _local(run_status.finish_p50_unix_s)
+    here = "" if local is None else f" ({local:%a %H:%M %Z} here)"
+    text = f"ends {iso_time(run_status.finish_p50_unix_s)}{here}"
     if run_status.finish_p95_unix_s is None:
         return text
     return f"{text}, by {iso_time(run_status.finish_p95_unix_s)} with 95 %"
 
 
-def _here(unix_s: float) -> str:
-    """Return a time in this machine's time zone."""
-    try:
-        return f" ({datetime.fromtimestamp(unix_s).astimezone():%a %H:%M %Z} here)"
-    except (ValueError, OverflowError, OSError):
-        return ""
-
-
-def _decision(run_status: RunStatus, *, has_reason: bool = False) -> str:
+def _decision(run_status: RunStatus, *, has_reason: bool) -> str:
     if run_status.decision is None:
         return f"stopped: {run_status.reason}" if run_status.reason else ""
     if run_status.state in (State.ENDED, State.STOPPED) and not run_status.is_stop_advised:
         return ""  # the page and the report say what the next launch could do
     reason = f" ({run_status.reason})" if has_reason and run_status.reason else ""
     return f"decision: {action_text(run_status.decision)}{reason}"
-
-
-def _heard(run_status: RunStatus) -> str:
-    return "" if run_status.age_s is None else f"last update {_ago(run_status.age_s)} ago"
 
 
 def _ago(age_s: float) -> str:
@@ -405,18 +391,16 @@ def status(args: argparse.Namespace) -> int:
     """Print the state of each launch; return 1 if one is advised to stop."""
     now_unix_s = args.clock()
     statuses, problems = run_statuses(args.directory, now_unix_s, args.run_id)
-    if args.json:
-        print_json(status_json(args.directory, now_unix_s, statuses, problems))
-    else:
+    if not args.json:
         print_notes(*problems)
-        print("\n".join(text_lines(statuses)))
-    return exit_code(statuses)
+    value = _json(args.directory, now_unix_s, statuses, problems)
+    print_answer(args, value, text_lines(statuses))
+    return _exit_code(statuses)
 
 
-def status_json(
+def _json(
     directory: Path, now_unix_s: float, statuses: Sequence[RunStatus], problems: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the answer as JSON values."""
     return {
         "directory": str(directory),
         "now_unix_s": now_unix_s,
@@ -425,14 +409,7 @@ def status_json(
     }
 
 
-def text_lines(statuses: Sequence[RunStatus]) -> list[str]:
-    """Return all known properties of one run, or one line for each of several."""
-    return (
-        status_lines(statuses[0]) if len(statuses) == 1 else [status_line(one) for one in statuses]
-    )
-
-
-def exit_code(statuses: Sequence[RunStatus]) -> ExitCode:
+def _exit_code(statuses: Sequence[RunStatus]) -> ExitCode:
     """Return ``THRESHOLD`` if a run is advised to stop, else ``ANSWER``."""
     is_stop = any(one.is_stop_advised for one in statuses)
     return ExitCode.THRESHOLD if is_stop else ExitCode.ANSWER
@@ -459,14 +436,14 @@ def watch(args: argparse.Namespace) -> int:
                 statuses, before = _watched(seen, statuses), statuses
                 if args.json:
                     if _news(statuses) != _news(before):
-                        value = status_json(args.directory, now_unix_s, statuses, problems)
-                        print(json.dumps(with_iso_times({"schema": 1, **value})), flush=True)
+                        value = _json(args.directory, now_unix_s, statuses, problems)
+                        print(json.dumps(stamped(value)), flush=True)
                 else:
                     if not before:
                         print_notes(*problems)
                     show(statuses)
                 if not any(one.state is State.LIVE for one in statuses):
-                    return exit_code(statuses)
+                    return _exit_code(statuses)
                 time.sleep(EVERY_S)
     except KeyboardInterrupt:
         return ExitCode.ANSWER if statuses else ExitCode.NO_DATA
@@ -474,17 +451,14 @@ def watch(args: argparse.Namespace) -> int:
 
 def _await_run(args: argparse.Namespace) -> None:
     """Wait until the directory has a run."""
-    is_waiting = False
-    while True:
+    for place in count():
         try:
             run_statuses(args.directory, args.clock(), args.run_id)
-        except RecordError as err:
-            if not is_waiting:
-                print_notes(f"{err}; waiting for a run, until Ctrl-C")
-            is_waiting = True
-            time.sleep(EVERY_S)
-        else:
             return
+        except RecordError as err:
+            if place == 0:
+                print_notes(f"{err}; waiting for a run, until Ctrl-C")
+            time.sleep(EVERY_S)
 
 
 def _watched(seen: Sequence[RunStatus], before: Sequence[RunStatus]) -> list[RunStatus]:

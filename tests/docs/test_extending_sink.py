@@ -14,7 +14,7 @@ import pytest
 from companion_settings import companion_settings
 
 from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
-from forerun.calib.workload.run_options import SinkChoice, WandbMode
+from forerun.calib.workload.run_options import AutoSwitch
 from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks import registry
 from forerun.launch.sinks.sink import Sink
@@ -48,7 +48,7 @@ def id_of(one: Any) -> Any:
 def run_through(directory: Path) -> None:
     shutil.copytree(GOLDEN / "records", directory / "records")
     loop = CompanionLoop(
-        companion_settings(directory, wandb=WandbMode.OFF, tensorboard=SinkChoice.OFF)
+        companion_settings(directory, wandb=AutoSwitch.OFF, tensorboard=AutoSwitch.OFF)
     )
     for step in range(WINDOW_END + 2):
         event = {

@@ -298,7 +298,11 @@ def free_port() -> str:
         ("PYTHON -c 1 --calibrate", "warn", "code after -c"),
         ("PYTHON none.py --calibrate", "missing", "no script none.py"),
         ("PYTHON tool.py --calibrate", "warn", "tool.py has a --calibrate of its own"),
-        ("PYTHON train.py --calibrate-steps=2", "warn", "--calibrate-steps=2: must be at least 4"),
+        (
+            "PYTHON train.py --calibrate-steps=2",
+            "warn",
+            "--calibrate-steps=2: must be a whole number from 4 on",
+        ),
         ("FORERUN_OFF=1 PYTHON train.py --calibrate", "warn", "FORERUN_OFF=1"),
     ],
 )

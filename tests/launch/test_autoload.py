@@ -61,7 +61,7 @@ def test_a_launcher_passes_the_flags_on() -> None:
 @pytest.mark.parametrize(
     ("flag", "environ", "reason"),
     [
-        ("--calibrate-steps=2", {}, "--calibrate-steps=2: must be at least 4"),
+        ("--calibrate-steps=2", {}, "--calibrate-steps=2: must be a whole number from 4 on"),
         ("--calibrate", {"WORLD_SIZE": "two"}, "WORLD_SIZE=two: must be a whole number"),
         ("--calibrate", {"FORERUN_DEVICE": "gpu"}, "FORERUN_DEVICE=gpu"),
     ],

@@ -105,7 +105,7 @@ def test_a_clone_that_was_moved_leaves_torch_as_it_was(tmp_path: Path, train: Pa
     code = f"{begin}; sys.argv = sys.argv[:1] + sys.argv[2:]; exec(open({str(train)!r}).read())"
     arguments = ("-I", "-S", "-c", code, "x", "--calibrate", "--calibrate-steps=2", "--lr", "1")
     before = start(*arguments, **WORKER)
-    assert "[forerun] --calibrate-steps=2: must be at least 4" in before.stdout
+    assert "[forerun] --calibrate-steps=2: must be a whole number from 4 on" in before.stdout
     shutil.move(clone, tmp_path / "moved")
     bare = start("-I", "-S", "-c", code, "x", "--lr", "1", **WORKER)
     assert bare.stdout == "2.0 ['--lr', '1']\n"

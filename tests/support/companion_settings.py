@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.calib.workload.config_json import encode
-from forerun.calib.workload.run_options import Goals, WandbMode
+from forerun.calib.workload.run_options import AutoSwitch, Goals
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 
 
@@ -41,7 +41,7 @@ def started(
         f"companion.Shutdown = functools.partial(companion.Shutdown, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"
     )
-    settings = companion_settings(directory, launch_id=launch_id, wandb=WandbMode.OFF)
+    settings = companion_settings(directory, launch_id=launch_id, wandb=AutoSwitch.OFF)
     (directory / "told").write_text(json.dumps(encode(settings)))
     with (directory / "told").open() as file:
         number = file.fileno()

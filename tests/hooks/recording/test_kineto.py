@@ -30,7 +30,7 @@ from forerun.calib.records.record_kinds import (
 )
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.calib.workload.run_options import TraceChoice
+from forerun.calib.workload.run_options import AutoSwitch
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.process.settings import RankInfo, Settings
@@ -345,7 +345,7 @@ def test_m2_a_thread_that_does_not_end_is_not_waited_for_long(monkeypatch):
 
 
 def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
-    def user_traces(choice: TraceChoice) -> list[list[str]]:
+    def user_traces(choice: AutoSwitch) -> list[list[str]]:
         folder = tmp_path / choice.value
         loop, session = Loop(), Session(settings(folder, choice))
         before = threading.enumerate()
@@ -371,9 +371,9 @@ def test_m2_the_users_own_traces_are_what_they_are_without_us(tmp_path):
         return results
 
     counted = dict(KinetoStepTracker._step_dict)
-    with_us = user_traces(TraceChoice.ON)
+    with_us = user_traces(AutoSwitch.ON)
     assert {r.step for r in of_type(tmp_path / "on", TraceRecord)} == {7}
-    assert with_us == user_traces(TraceChoice.OFF)
+    assert with_us == user_traces(AutoSwitch.OFF)
     assert all(with_us)
     assert dict(KinetoStepTracker._step_dict) == counted
 
@@ -382,7 +382,7 @@ def test_m2_a_profiler_of_the_users_that_waits_is_left_alone(tmp_path):
     """Ours was on whenever its turn came: an error in the user's code."""
     schedule = torch.profiler.schedule(wait=5, warmup=1, active=2, repeat=1)
     with torch.profiler.profile(schedule=schedule):
-        train(tmp_path, TraceChoice.ON)
+        train(tmp_path, AutoSwitch.ON)
     (note,) = (r for r in of_type(tmp_path, CoverageRecord) if r.name.startswith("trace"))
     assert note.name == "trace skipped: your own profiler may start at any step"
 
@@ -394,11 +394,11 @@ def test_a_pytorch_that_traces_no_device_traces_none(monkeypatch):
     assert reason_against(8, is_device=True, is_graphed=False) == expected
 
 
-def settings(tmp_path: Path, choice: TraceChoice) -> Settings:
+def settings(tmp_path: Path, choice: AutoSwitch) -> Settings:
     return Settings(rank=RANK, steps=4, directory=tmp_path, trace=choice)
 
 
-def train(tmp_path: Path, choice: TraceChoice, num_steps: int = 10) -> list[float]:
+def train(tmp_path: Path, choice: AutoSwitch, num_steps: int = 10) -> list[float]:
     loop, session = Loop(), Session(settings(tmp_path, choice))
     losses = []
     for _ in range(num_steps):
@@ -417,8 +417,8 @@ def of_type(tmp_path: Path, kind: type) -> list:
 
 
 def test_a_session_traces_one_step_after_the_window(tmp_path):
-    traced = train(tmp_path / "on", TraceChoice.ON)
-    assert traced == train(tmp_path / "off", TraceChoice.OFF)
+    traced = train(tmp_path / "on", AutoSwitch.ON)
+    assert traced == train(tmp_path / "off", AutoSwitch.OFF)
     steps = of_type(tmp_path / "on", StepRecord)
     assert [s.step for s in steps if StepFlag.TRACED in s.flags] == [7]
     assert [s.step for s in steps if s.is_hooked] == [3, 6]
@@ -430,14 +430,14 @@ def test_a_session_traces_one_step_after_the_window(tmp_path):
 
 
 def test_on_a_cpu_a_trace_has_to_be_asked_for(tmp_path):
-    train(tmp_path, TraceChoice.AUTO)
+    train(tmp_path, AutoSwitch.AUTO)
     assert of_type(tmp_path, TraceRecord) == []
     assert [s.flags for s in of_type(tmp_path, StepRecord)][3:] == [()] * 4
 
 
 def test_beside_a_profiler_of_the_users_the_step_is_a_bare_one(tmp_path):
     with torch.profiler.profile() as user_profiler:
-        train(tmp_path, TraceChoice.ON)
+        train(tmp_path, AutoSwitch.ON)
     assert any(event.key == "aten::linear" for event in user_profiler.key_averages())
     assert of_type(tmp_path, TraceRecord) == []
     (note,) = (r for r in of_type(tmp_path, CoverageRecord) if r.name.startswith("trace"))

@@ -25,7 +25,7 @@ from forerun.calib.records.record_kinds import (
 )
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.calib.workload.run_options import TraceChoice
+from forerun.calib.workload.run_options import AutoSwitch
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.traced import MARK, TracedStep, _event
 from forerun.hooks.sensors.recorder import Recorder, backward_mark
@@ -558,7 +558,7 @@ def test_the_share_that_belongs_to_no_operator_is_in_the_coverage():
         results.append(record)
         return True
 
-    Tracing(TraceChoice.ON, Guard(), put)._read(delayed_weight_products("backward_dw", 8500))
+    Tracing(AutoSwitch.ON, Guard(), put)._read(delayed_weight_products("backward_dw", 8500))
     notes = [r.name for r in results if isinstance(r, CoverageRecord)]
     assert notes == ["trace", "trace: 40 % of the time of kernels in passes belongs to no operator"]
 

@@ -26,7 +26,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.recording.window import NUM_WARMUP_STEPS
-from forerun.hooks.session import _devices as devices
+from forerun.hooks.session import devices
 from forerun.hooks.session.attaching import attach
 
 CONFIG = RunConfig(

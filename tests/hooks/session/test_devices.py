@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.recording import kineto
-from forerun.hooks.session._devices import (
+from forerun.hooks.session.devices import (
     computing_device,
     name_if_started,
     name_of,

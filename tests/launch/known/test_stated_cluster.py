@@ -74,7 +74,7 @@ def test_another_device_is_on_its_own_nodes(tmp_path: Path) -> None:
         ("[8]", ("no JSON object", "num_cards")),
         ("{", ("not JSON",)),
         ('{"joint": "torus"}', ("'torus'", "switch")),
-        (" " * 70_000, ("64 KiB",)),
+        (" " * (2 << 20), ("1 MiB",)),
     ],
 )
 @pytest.mark.parametrize("verb", ["predict", "plan"])

@@ -10,7 +10,7 @@ import pytest
 from companion_settings import companion_settings
 from local_slurm import is_installed, local_slurm
 
-from forerun.calib.workload.run_options import SinkChoice, Switch, WandbMode
+from forerun.calib.workload.run_options import AutoSwitch, Switch
 from forerun.launch.known.scheduler import ask_slurm
 from forerun.launch.sinks.prometheus_sink import open_prometheus
 from forerun.launch.sinks.registry import AllSinks
@@ -35,7 +35,7 @@ def test_what_nobody_asked_for_is_not_in_the_log(
 ) -> None:
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    settings = companion_settings(tmp_path, tensorboard=SinkChoice.OFF)
+    settings = companion_settings(tmp_path, tensorboard=AutoSwitch.OFF)
     for opener in (open_tensorboard, open_prometheus, open_trainjob, open_slurm):
         assert opener(settings).where == ""
     assert [*tmp_path.iterdir()] == []
@@ -57,7 +57,7 @@ def test_a_directory_that_cannot_be_written_is_no_fault_of_a_sink(tmp_path: Path
     pytest.importorskip("wandb")
     (tmp_path / "file").write_text("not a directory")
     messages: list[str] = []
-    settings = companion_settings(tmp_path / "file" / "out", wandb=WandbMode.ON)
+    settings = companion_settings(tmp_path / "file" / "out", wandb=AutoSwitch.ON)
     sinks = AllSinks(settings, messages.append)
     for name in ("W&B", "TensorBoard"):
         assert f"{name}: off (the directory cannot be written)" in sinks.where.split(" · ")
@@ -68,10 +68,10 @@ def test_a_directory_that_cannot_be_written_is_no_fault_of_a_sink(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("wanted", "host", "is_missed"),
-    [(SinkChoice.AUTO, "", False), (SinkChoice.AUTO, "/host", True), (SinkChoice.ON, "", True)],
+    [(AutoSwitch.AUTO, "", False), (AutoSwitch.AUTO, "/host", True), (AutoSwitch.ON, "", True)],
 )
 def test_a_missing_package_is_said_where_it_is_missed(
-    wanted: SinkChoice, host: str, is_missed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wanted: AutoSwitch, host: str, is_missed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
@@ -92,11 +92,11 @@ def test_the_trainjob_is_reported_to_unless_training_does(
     assert isinstance(sink, TrainJob) and sink.where == "status by trainer.kubeflow"
     theirs = replace(settings, has_host_trainjob=True)
     assert "training reports there itself" in open_trainjob(theirs).where
-    requested = companion_settings(tmp_path, trainjob=SinkChoice.ON)
+    requested = companion_settings(tmp_path, trainjob=AutoSwitch.ON)
     sink = open_trainjob(replace(requested, has_host_trainjob=True))
     sink.close({})
     assert isinstance(sink, TrainJob)
-    assert open_trainjob(companion_settings(tmp_path, trainjob=SinkChoice.OFF)).where == ""
+    assert open_trainjob(companion_settings(tmp_path, trainjob=AutoSwitch.OFF)).where == ""
 
 
 def test_the_token_is_for_https_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_trainjob_that_is_asked_for_and_not_there_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBEFLOW_TRAINER_SERVER_URL", raising=False)
-    settings = companion_settings(tmp_path, trainjob=SinkChoice.ON)
+    settings = companion_settings(tmp_path, trainjob=AutoSwitch.ON)
     assert open_trainjob(settings).where.startswith("off (no KUBEFLOW_TRAINER_SERVER_URL")
 
 

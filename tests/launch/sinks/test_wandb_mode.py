@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.workload.run_options import WandbMode
+from forerun.calib.workload.run_options import AutoSwitch
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.sinks.wandb_sink import open_wandb, run_mode
 
@@ -18,20 +18,20 @@ NO_KEY = {"NETRC": "/nowhere"}
 @pytest.mark.parametrize(
     ("wanted", "environ", "mode"),
     [
-        (WandbMode.AUTO, KEY, "offline"),
-        (WandbMode.AUTO, {**KEY, "WANDB_MODE": "online"}, "offline"),
-        (WandbMode.AUTO, {**KEY, "WANDB_MODE": "disabled"}, "disabled"),
-        (WandbMode.ON, KEY, "online"),
-        (WandbMode.ON, NO_KEY, "offline"),
-        (WandbMode.ON, {**KEY, "WANDB_MODE": "offline"}, "offline"),
-        (WandbMode.ON, {**KEY, "WANDB_MODE": "dryrun"}, "offline"),
-        (WandbMode.ON, {**KEY, "WANDB_MODE": "disabled"}, "disabled"),
-        (WandbMode.ON, {**KEY, "WANDB_DISABLED": "true"}, "disabled"),
-        (WandbMode.ON, {**NO_KEY, "WANDB_MODE": "online"}, "online"),
+        (AutoSwitch.AUTO, KEY, "offline"),
+        (AutoSwitch.AUTO, {**KEY, "WANDB_MODE": "online"}, "offline"),
+        (AutoSwitch.AUTO, {**KEY, "WANDB_MODE": "disabled"}, "disabled"),
+        (AutoSwitch.ON, KEY, "online"),
+        (AutoSwitch.ON, NO_KEY, "offline"),
+        (AutoSwitch.ON, {**KEY, "WANDB_MODE": "offline"}, "offline"),
+        (AutoSwitch.ON, {**KEY, "WANDB_MODE": "dryrun"}, "offline"),
+        (AutoSwitch.ON, {**KEY, "WANDB_MODE": "disabled"}, "disabled"),
+        (AutoSwitch.ON, {**KEY, "WANDB_DISABLED": "true"}, "disabled"),
+        (AutoSwitch.ON, {**NO_KEY, "WANDB_MODE": "online"}, "online"),
     ],
 )
 def test_online_only_where_the_flag_says_so_and_the_environment_lets_it(
-    wanted: WandbMode, environ: dict[str, str], mode: str
+    wanted: AutoSwitch, environ: dict[str, str], mode: str
 ) -> None:
     assert run_mode(wanted, environ) == mode
 
@@ -40,6 +40,6 @@ def test_a_user_who_has_switched_wandb_off_gets_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    sink = open_wandb(companion_settings(tmp_path, wandb=WandbMode.ON))
+    sink = open_wandb(companion_settings(tmp_path, wandb=AutoSwitch.ON))
     assert type(sink) is Sink and "WANDB_MODE" in sink.where
     assert list(tmp_path.iterdir()) == []
