@@ -96,7 +96,7 @@ class Watch:
 
     def __init__(self, launcher: subprocess.Popen[bytes], directory: Path, log: Path) -> None:
         self._launcher, self._log = launcher, log
-        self._answer = directory / "decision.json"
+        self._answer = directory / "latest" / "decision.json"
         self._mtime_ns = 0
         self.training: list[ProcessSample] = []
         self.companion: list[ProcessSample] = []

@@ -16,8 +16,8 @@ that your program has as an option of its own, or may have, is left to it, and o
     "verbs": """`forerun VERB --help` prints the same. All verbs but `probe` need the directory, not
 torch; `status`, `doctor` and `run` need the standard library alone. Codes with which they end:
 [exit codes](exit_codes.md). What `--json` prints: [answers](answers.md).""",
-    "files": """Each launch has a folder of its own, `DIR/runs/<name>/`; its files lie there, and those
-of the newest launch at the top of DIR as well. All are replaced whole, never written in part. Each JSON
+    "files": """Each launch has a folder of its own, `DIR/runs/<name>/`; its files lie there, and
+`DIR/latest` is a link to the newest of these folders. All are replaced whole, never written in part. Each JSON
 file carries its `schema`: new keys may come; none goes, or changes its meaning, while the number stays.
 `forerun report --json-schema decision` prints the JSON Schema of `decision.json`, and so on.
 
@@ -123,7 +123,7 @@ OUTPUT_FILES = {
     "anything under it changes; may be deleted",
     "report-*.json": "the same of what `report` printed",
     "forecasts.jsonl": "DIR alone: every forecast that was made and how each run ended, for `report`",
-    "owner.json": "DIR alone: whose answers lie at its top",
+    "latest": "DIR alone: link to the folder of the launch whose first answer is the newest",
     "runs/*": "DIR alone: a folder for each launch; in it `launch.json`, `host_values.json` and "
     "`host_tables.jsonl` where W&B has a run of training's own, and `stop-request.json` while a "
     "wrapper asks for a stop",

@@ -30,7 +30,7 @@ from ..known.table_files import with_normal
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
 from ..store.launch_files import REQUEST_RULE, STOP_REQUEST
-from ..store.publishing import Place, Publisher, place_of
+from ..store.place import Place, place_of
 from ..store.run_folders import finite_number, read_object
 from ..store.run_log import LoggedStep, RunLog, score_line, write_steps
 from ..views.answer_tables import summary_values, tables_of, wandb_tables
@@ -66,7 +66,6 @@ class CompanionLoop:
         self,
         companion_settings: CompanionSettings,
         *,
-        publisher: Publisher | None = None,
         open_sink: Callable[[CompanionSettings], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], object] = lambda order: None,
@@ -83,7 +82,6 @@ class CompanionLoop:
             answers_every=settings.every,
             **request_fields,
         )
-        self._publisher = publisher or Publisher(self._place)
         self._has_memory, self._waiting_steps = has_memory, waiting_steps
         self._orders = AdviceOrders(settings.on_advice, give_order)
         self._requests = StopRequests(
@@ -220,7 +218,7 @@ class CompanionLoop:
         if (closed := self._closed.waiting) is not None:
             log_line(
                 f"window {closed.window} has no answer: training ended before it could be "
-                f"analysed; the last answer stands, and `forerun report {self._publisher.shown}` "
+                f"analysed; the last answer stands, and `forerun report {self._place.asked}` "
                 "analyses the records"
             )
         self._flush(is_final=True)
@@ -229,10 +227,8 @@ class CompanionLoop:
         if has_ended or ended.is_complete:
             track = self._writing(lambda: self._steps.close(place, ended.end_unix_s))
             self._close_answer(ended)
-        if self._publisher.is_newest():
+        if place.is_newest_run:
             self._write_last(place, track)
-            self._publish()
-        self._publisher.end()
         log_line(score_line(self._steps.score.summary()))
         log_line(track.line if track else "")
         self._sink.close(self._summary())
@@ -252,7 +248,7 @@ class CompanionLoop:
             print_lines(() if answer.ended is not None else self._answer.closing)
 
     def _in_the_past(self, answer: Answer, ended: Ended) -> Answer:
-        goals, directory = self._base_request.goals, str(self._publisher.shown)
+        goals, directory = self._base_request.goals, str(self._place.asked)
         return with_end(answer, ended, goals, directory=directory)
 
     def _summary(self) -> dict[str, Any]:
@@ -282,15 +278,10 @@ class CompanionLoop:
 
     def _keep(self, write: Callable[[], object]) -> None:
         """Write answers, unless a newer run of the launch has written its own."""
-        if self._publisher.is_newest():
+        if self._place.is_newest_run:
             self._writing(write)
 
-    def _publish(self) -> None:
-        """Publish to the top level if we own it."""
-        log_line(self._writing(self._publisher.publish) or "")
-
     def _report_drift(self, line: str) -> None:
-        self._publish()
         log_line(line)
         if self._companion_settings.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: drift", line)
@@ -324,7 +315,6 @@ class CompanionLoop:
             return
         self._answer = renewed_answer = with_new_forecast(answer, request)
         self._keep(lambda: write_forecast(self._place, renewed_answer))
-        self._publish()
         if self._forecasts.is_news(renewed_answer.forecast):
             print_lines(finish_lines(renewed_answer, self._base_request.goals))
 
@@ -348,6 +338,7 @@ class CompanionLoop:
             requests.append(self._run.with_waiting(request, rows))
             return requests[-1]
 
+        is_first = self._answer is None
         seen = self._answer.modelled if self._answer else None
         answer = analyse(
             table,
@@ -355,27 +346,27 @@ class CompanionLoop:
             problems=problems,
             first_error_frac=seen.first_error_frac if seen else None,
             known=self._earlier.steps(table) if table.is_described else (),
-            directory=str(self._publisher.shown),
+            directory=str(self._place.asked),
             at_forecast=at_forecast,
         )
         request = requests[-1]
-        self._answer = answer = with_normal(answer, self._publisher.shown)
+        self._answer = answer = with_normal(answer, self._place.asked)
         if self._has_ended:
             self._answer = answer = self._in_the_past(answer, self._ended(now_unix_s))
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
         spans = tuple(measured_spans(run)) if answer.modelled is not None else ()
         self._keep(lambda: write_answer(self._place, request, answer, spans, self._steps))
-        self._publish_answer(answer, is_repeated=closed.is_repeated)
+        if is_first:
+            log_line(self._place.take_latest())
+        self._pass_on(answer, is_repeated=closed.is_repeated)
 
-    def _publish_answer(self, answer: Answer, *, is_repeated: bool) -> None:
-        """Publish a window's answer, possibly a repeated one, to files, log, sinks, alerts and
-        training."""
+    def _pass_on(self, answer: Answer, *, is_repeated: bool) -> None:
+        """Pass a window's answer, possibly a repeated one, to log, sinks, alerts and training."""
         if not is_repeated:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
-        self._publish()
         print_lines(answer.transcript)
-        log_line(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
+        log_line(f"report: {self._place.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
         self._sink.tables(iteration, wandb_tables(tables_of(answer)))
         self._orders.follow(answer.decision)
@@ -511,7 +502,7 @@ class StopRequests:
 
     def look(self) -> None:
         """Forward a request from this launch's wrapper."""
-        if self._is_given or not self._place.launch_id:
+        if self._is_given:
             return
         value = read_object(self._place.path / STOP_REQUEST)
         if value is None or value.get("launch_id") != self._place.launch_id:

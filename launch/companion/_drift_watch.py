@@ -21,7 +21,7 @@ from ...calib.errors import ForerunError
 from ...calib.records.files import CREATED, write_json
 from ...calib.records.iso_times import with_iso_times
 from ...calib.samples.table import SampleTable, windows_of
-from ..store.publishing import Place
+from ..store.place import Place
 from ..store.run_folders import read_object
 from ..store.run_log import LoggedStep
 from ._log_lines import WriteGuard

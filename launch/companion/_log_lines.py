@@ -9,7 +9,7 @@ from typing import TypeVar
 from ...calib.arguments.passed_on import masked_text
 from ...calib.errors import IN_THE_WAY, unwritable
 from ...calib.shell import printable
-from ..store.publishing import UnwrittenError
+from ..store.place import UnwrittenError
 
 _T = TypeVar("_T")
 _MOST_CHARS = 200

@@ -19,9 +19,9 @@ from typing import Any
 from ...calib.records.files import replace_file
 from ...hooks.process.launch_identity import process_start
 from ...hooks.process.settings import CompanionSettings
-from ..store.publishing import BEAT_S, STATUS, Phase, Publisher, StatusFile, this_host
+from ..store.place import place_of
 from ..store.run_folders import finite_number
-from ._log_lines import log_line
+from ..store.status_file import BEAT_S, STATUS, Phase, StatusFile, this_host
 
 EVERY_S = 5.0
 """Minimum seconds between two writes."""
@@ -33,8 +33,8 @@ _MISSED_FRAC = 0.05
 class StatusWriter:
     """Collects events by ``note`` and, after ``start``, writes the status at intervals."""
 
-    def __init__(self, companion_settings: CompanionSettings, publisher: Publisher) -> None:
-        self._publisher = publisher
+    def __init__(self, companion_settings: CompanionSettings) -> None:
+        self._place = place_of(companion_settings)
         self._newest: deque[float] = deque(maxlen=NUM_NEWEST)
         self._lock, self._writing = threading.Lock(), threading.Lock()
         start = process_start(os.getpid()) or 0
@@ -95,11 +95,11 @@ class StatusWriter:
                         self._now, step_time_s=middle_s, num_steps=len(times), **span
                     )
                 text = json.dumps(
-                    replace(self._now, unix_s=now_unix_s).to_json(self._publisher.place.stamp()),
+                    replace(self._now, unix_s=now_unix_s).to_json(self._place.stamp()),
                     indent=2,
                 )
             # A full disk is reported by the code that writes answers.
             with suppress(OSError):
-                if self._publisher.is_newest():
-                    replace_file(self._publisher.place.path / STATUS, text + "\n")
-                    log_line(self._publisher.show(STATUS))
+                if self._place.is_newest_run:
+                    replace_file(self._place.path / STATUS, text + "\n")
+                    self._place.offer_latest()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.workload.config_json import decode
 from ...hooks.control.companion_link import SETTINGS_FD
 from ...hooks.process.settings import CompanionSettings
-from ..store.publishing import Publisher, place_of
+from ..store.place import place_of
 from ._log_lines import log_line
 from ._memory_guard import FIT_NBYTES, LOAD_NBYTES, MemoryGuard
 from ._status_writer import StatusWriter
@@ -63,17 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     _lower_priority()
     # Ctrl-C is meant for training, which then closes our input; final results are still written.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    publisher = Publisher(place_of(companion_settings))
-    log_line(publisher.begin(time.time()))
-    publisher.start_heartbeat(log_line)
+    place_of(companion_settings).note_run()
     queue, shutdown, guard = EventQueue(apart_s=_STEPS_APART_S), Shutdown(), MemoryGuard(log_line)
-    status = StatusWriter(companion_settings, publisher)
+    status = StatusWriter(companion_settings)
     status.start()
     threading.Thread(target=_read, args=(queue, shutdown, status), daemon=True).start()
     queue.wait_for_window()
     while not guard.allows(LOAD_NBYTES):
         if queue.wait_for_end(_MEMORY_TICK_S):
-            publisher.end()
             return 0
     from ..known.node_links import write_links
     from ._companion_loop import CompanionLoop  # loads pandas and the models
@@ -83,7 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     companion_loop = CompanionLoop(
         companion_settings,
-        publisher=publisher,
         give_order=_write_back,
         has_memory=lambda: guard.allows(FIT_NBYTES),
         waiting_steps=queue.waiting_steps,

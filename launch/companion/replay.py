@@ -24,8 +24,9 @@ from ...calib.records.record_kinds import (
 from ...calib.workload.argument_values import Arguments
 from ...hooks.process.settings import CadenceHint, CompanionSettings, RankInfo, Settings
 from ..sinks.sink import Sink
-from ..store.publishing import Phase, Publisher, place_of
+from ..store.place import place_of
 from ..store.run_log import LoggedStep
+from ..store.status_file import Phase
 from ._companion_loop import CompanionLoop
 from ._status_writer import StatusWriter
 
@@ -53,9 +54,8 @@ class LoggedRun:
         return self.device or ("cpu" if backend == "gloo" else UNKNOWN_DEVICE)
 
 
-def replay_log(run: LoggedRun, directory: Path) -> str:
-    """Write a log's run into a directory, with its answers; return a message on their place, maybe
-    empty.
+def replay_log(run: LoggedRun, directory: Path) -> None:
+    """Write a log's run into a directory, with its answers.
 
     Raise ``ConfigError`` if the directory has a run of that name.
     """
@@ -68,10 +68,9 @@ def replay_log(run: LoggedRun, directory: Path) -> str:
         )
     steps = list(_steps(run))
     _write_records(run, steps, directory)
-    publisher = Publisher(place)
-    message = publisher.begin(run.end_unix_s)
-    status = StatusWriter(settings, publisher)
-    loop = CompanionLoop(settings, publisher=publisher, open_sink=lambda _: Sink())
+    place.note_run()
+    status = StatusWriter(settings)
+    loop = CompanionLoop(settings, open_sink=lambda _: Sink())
     last_unix_s = steps[-1].unix_s
     for event in _events(run.log, steps):
         loop.handle(event, last_unix_s)
@@ -79,7 +78,6 @@ def replay_log(run: LoggedRun, directory: Path) -> str:
     loop.poll(last_unix_s, is_final=True)
     status.end(Phase.LOGGED)
     loop.finish(last_unix_s, is_analysed=False, has_ended=False)
-    return message
 
 
 def _number(log: TrainingLog, name: str) -> int:

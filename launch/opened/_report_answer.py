@@ -149,8 +149,7 @@ def _with_the_past(directory: Path, answer: Answer, request: Request, logged: Lo
 
 def _saved_request(directory: Path, run_id: str) -> Request | None:
     """Return the user's request of the run; None if training stored none."""
-    top, launch_run_ids = top_of(directory)
-    saved = object_of_run(top if launch_run_ids else directory, REQUEST, run_id)
+    saved = object_of_run(top_of(directory)[0], REQUEST, run_id)
     return None if saved is None else Request.from_json(saved)
 
 

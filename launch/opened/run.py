@@ -336,9 +336,8 @@ class Run(PrintableAnswer):
 
     def _read_published(self, name: str) -> dict[str, Any] | None:
         """Return a file's object of this run; None if there is no readable one."""
-        top, launch_run_ids = top_of(self.directory)
         try:
-            return object_of_run(self.directory if launch_run_ids else top, name, self.run_id)
+            return object_of_run(self.directory, name, self.run_id)
         except RecordError:
             return None
 

@@ -26,7 +26,7 @@ from ...hooks.process.host_wandb import (
 )
 from ...hooks.process.interpreter import is_installed
 from ...hooks.process.settings import CompanionSettings
-from ..store.publishing import place_of
+from ..store.place import place_of
 from .sink import OFF_UNWRITABLE, Sink, ThrottledSender, is_writable
 
 _MOMENT = "_timestamp"

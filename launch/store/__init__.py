@@ -1,4 +1,4 @@
-"""Files in a run's directory: launches, forecasts, steps, and ownership of the top level.
+"""Files in a run's directory: folders of launches, forecasts, steps.
 
 In: the directory, and the companion's results. Out: files written atomically, and their content,
 with damaged ones reported; a ``CachedFile`` of a question, valid while nothing that it depends on

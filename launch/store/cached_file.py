@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...calib.records.files import PRIVATE, is_ours, replace_file
 from ...calib.records.run_values import LAUNCH, RUNS
-from ..store.run_folders import read_bounded, top_of
+from ..store.run_folders import followed, read_bounded, top_of
 
 _MOST_NBYTES = 64 << 20
 # Few states of a directory are queried again; older answers would only fill the disk.
@@ -38,7 +38,7 @@ class CachedFile:
         self, name: str, question: Sequence[object], *directories: Path, read: Sequence[str] = ()
     ) -> None:
         self._top = top_of(directories[0])[0]
-        where = [str(path.absolute()) for path in directories]
+        where = [str(followed(path).absolute()) for path in directories]
         key_parts = [question, where, *_states(directories, (*_READ, *read))]
         key = hashlib.sha256(json.dumps(key_parts).encode()).hexdigest()
         self._path = self._top / name.replace("*", key[:16])

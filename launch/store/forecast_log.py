@@ -14,8 +14,9 @@ from ...calib.records.files import append_line, read_lines
 from ...calib.records.iso_times import with_iso_times
 from ...calib.workload.config_json import decode
 from ...calib.workload.run_options import Goals
-from .publishing import FORECAST, Place, decoded_or_empty, forecasts_path
-from .run_folders import newest_of_run
+from ...hooks.process.host_wandb import FORECAST
+from .place import Place, forecasts_path
+from .run_folders import decoded_or_empty, newest_of_run
 
 if TYPE_CHECKING:
     from ...calib.answers.answer import Answer

@@ -16,9 +16,9 @@ from ...calib.forecast.forecast_record import Forecast
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.iso_times import LONGEST_S, with_iso_times
 from ...calib.records.run_values import LAUNCH, MARKER, RUNS
+from ...hooks.process.host_wandb import FORECAST
 from ...hooks.process.launch_identity import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
-from .publishing import FORECAST, decoded_or_empty
-from .run_folders import command_words, finite_number, read_object
+from .run_folders import command_words, decoded_or_empty, finite_number, read_object
 
 STOP_REQUEST = "stop-request.json"
 """Request of the wrapper to save and stop, because the scheduler is about to end the job."""

@@ -1,5 +1,6 @@
-"""Lookup of a run's files in a directory, whichever run owns the top level, and safe reading.
+"""Lookup of a run's files below a directory, and safe reading.
 
+They are in the folder of their launch; at the top level too, where earlier versions wrote them.
 A file may have been replaced by anything: reading is bounded, never blocks, and follows no link.
 """
 
@@ -9,15 +10,22 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ...calib.errors import RecordError
+from ...calib.errors import ForerunError, RecordError
 from ...calib.plain_json import parse_json
 from ...calib.records.files import read_json
 from ...calib.records.run_values import LAUNCH, RUNS
 from ...calib.shell import is_word
+from ...calib.workload.config_json import decode
+from ...hooks.process.launch_identity import is_launch_id, launch_folder
 
+_T = TypeVar("_T")
+
+LATEST = "latest"
+"""Link in a directory to the folder of the launch whose first answer is the newest."""
 SAMPLES = "samples.parquet"
 """Sample table of a run, next to its answers."""
 
@@ -37,34 +45,64 @@ def missing_run_message(directory: Path) -> str:
     return f"{directory} holds no run; start one with --calibrate --calibrate-dir={directory}"
 
 
+def latest_folder(directory: Path) -> Path | None:
+    """Return the launch's folder that ``DIR/latest`` links to; None if it is not such a link."""
+    try:
+        folder, _, launch_id = os.readlink(directory / LATEST).partition("/")
+    except (OSError, ValueError):
+        return None
+    is_ours = folder == RUNS and is_launch_id(launch_id)
+    return launch_folder(directory, launch_id) if is_ours else None
+
+
+def followed(directory: Path) -> Path:
+    """Return the launch's folder if given ``DIR/latest``; any other path as it is."""
+    if directory.name != LATEST:
+        return directory
+    return latest_folder(directory.parent) or directory
+
+
+def run_ids_of(folder: Path) -> tuple[str, ...]:
+    """Return the runs noted in a launch's folder, the newest last; empty if there are none."""
+    launch = read_object(folder / LAUNCH) or {}
+    names = launch.get("run_ids")
+    return tuple(n for n in names if isinstance(n, str)) if isinstance(names, list) else ()
+
+
 def top_of(directory: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the calibrate directory, and the runs of the launch if given a launch's folder.
 
     The runs are empty for any other directory.
     """
-    if directory.absolute().parent.name != RUNS:
-        return directory, ()
-    launch = read_object(directory / LAUNCH)
-    names = launch.get("run_ids") if launch else None
-    if not isinstance(names, list):
-        return directory, ()
-    return directory.absolute().parent.parent, tuple(n for n in names if isinstance(n, str))
+    folder = followed(directory).absolute()
+    names = run_ids_of(folder) if folder.parent.name == RUNS else ()
+    return (folder.parent.parent, names) if names else (directory, ())
+
+
+def began(folder: Path) -> tuple[float, str]:
+    """Return when a launch's newest run began, and its folder's name: a key to sort launches by."""
+    try:
+        return os.lstat(folder / LAUNCH).st_mtime, folder.name
+    except OSError:
+        return 0.0, folder.name
+
+
+def launch_folders(directory: Path) -> list[Path]:
+    """Return the folders of all launches, newest first."""
+    folders = [path.parent for path in directory.glob(f"{RUNS}/*/{LAUNCH}")]
+    return sorted(folders, key=began, reverse=True)
 
 
 def paths_of(directory: Path, name: str) -> list[Path]:
-    """Return files of that name: at the top level, then of all launches, newest first."""
-    paths = [path for path in directory.glob(f"{RUNS}/*/{name}") if path.is_file()]
-    paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    top = directory / name
-    return [top, *paths] if top.is_file() else paths
+    """Return files of that name: of all launches, newest first, then at the top level."""
+    paths = sorted(directory.glob(f"{RUNS}/*/{name}"), key=lambda path: began(path.parent))
+    return [path for path in (*reversed(paths), directory / name) if path.is_file()]
 
 
 def newest_of_run(directory: Path, name: str, run_id: str) -> Mapping[str, Any] | None:
-    """Return the newest readable object of that name and run; the directory's own comes first."""
-    for path in (directory / name, *paths_of(top_of(directory)[0], name)):
-        value = read_object(path)
-        if value is not None and value.get("run_id") == run_id:
-            return value
+    """Return the readable object of that name and run in a directory, or in a launch's folder's."""
+    with suppress(RecordError):
+        return object_of_run(top_of(directory)[0], name, run_id)
     return None
 
 
@@ -152,3 +190,11 @@ def command_words(value: object) -> tuple[str, ...]:
     if not all(isinstance(word, str) and is_word(word) for word in value):
         return ()
     return tuple(value)
+
+
+def decoded_or_empty(kind: type[_T], value: Mapping[str, Any] | None) -> _T:
+    """Return what a file's object holds; that of an empty one if it is missing or damaged."""
+    try:
+        return decode(kind, value or {})
+    except ForerunError:
+        return kind()

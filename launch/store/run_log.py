@@ -19,7 +19,7 @@ from ...calib.records.files import replace_by
 from ...calib.records.run_values import TIME, hours_remaining, progress
 from ...calib.units import format_frac
 from .forecast_log import append_end, read_forecasts
-from .publishing import Place
+from .place import Place
 from .run_folders import finite_number, paths_of
 
 if TYPE_CHECKING:

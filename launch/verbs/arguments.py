@@ -50,7 +50,7 @@ ANSWERS, FILES = FOLDER / "answers.schema.json", FOLDER / "files.schema.json"
 definitions."""
 FILE_NAMES = (
     *("answer", "decision", "forecast", "score", "drift", "request", "stop", "stop-request"),
-    *("owner", "launch", "command", "forecasts", "status"),
+    *("launch", "command", "forecasts", "status"),
 )
 DIRECTORY = "directory DIR  the directory that --calibrate-dir named\n"
 RUN_ID = "--run-id RUN_ID  which run, if the directory holds several\n"

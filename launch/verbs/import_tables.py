@@ -148,8 +148,7 @@ def _import_log(args: argparse.Namespace) -> int:
     )
     print_notes(*log.problems, *log.notes)
     with redirect_stdout(StringIO()):  # lines of a live run's log; status and report have them
-        message = replay_log(run, args.out)
-    print_notes(*filter(None, [message]))
+        replay_log(run, args.out)
     written = [{"file": str(args.out), "run_id": run.run_id, "rows": len(log.lines)}]
     _print_written(args, {"written": written})
     return ExitCode.ANSWER

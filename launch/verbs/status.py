@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from itertools import count
@@ -25,20 +25,20 @@ from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...calib.shell import printable_lines
 from ...calib.units import format_time
 from ...calib.workload.config_json import Encoded, encode_fields, encoded
+from ...hooks.process.host_wandb import FORECAST
 from ...hooks.process.interpreter import is_installed
 from ..store.forecast_log import Logged, read_forecasts
-from ..store.publishing import (
-    FORECAST,
-    OWNER,
-    STALE_S,
-    STATUS,
-    Phase,
-    StatusFile,
+from ..store.run_folders import (
+    began,
     decoded_or_empty,
-    is_live,
-    status_of,
+    finite_number,
+    followed,
+    launch_folders,
+    missing_run_message,
+    read_object,
+    top_of,
 )
-from ..store.run_folders import finite_number, missing_run_message, read_object, top_of
+from ..store.status_file import STALE_S, STATUS, Phase, StatusFile, status_of
 from .arguments import DIRECTORY, ExitCode, add_schema, declare, print_answer, print_notes
 
 _DESCRIPTION = (
@@ -145,10 +145,10 @@ def run_statuses(
     name.  Raises ``RecordError`` if there is none.
     """
     top, launch_run_ids = top_of(directory)
-    folders = [directory] if launch_run_ids else _folders(top)
+    # Without launches, the answers of earlier versions.
+    folders = [followed(directory)] if launch_run_ids else launch_folders(top)[::-1] or [top]
     logged = read_forecasts(top)
     problems = [*logged.problems]
-    owner = read_object(top / OWNER) or {}
     statuses = []
     for folder in folders:
         launch_id, names = _names(folder, logged, problems)
@@ -157,7 +157,7 @@ def run_statuses(
             names = (run_id,) if run_id in names else found
         if names:
             launch = _Launch(folder, names, problems)
-            statuses.append(launch.status(launch_id, logged, owner, now_unix_s))
+            statuses.append(launch.status(launch_id, logged, now_unix_s))
     if not statuses:
         raise RecordError(_nothing(directory, run_id))
     return statuses, [*dict.fromkeys(problems)]
@@ -170,19 +170,6 @@ def _nothing(directory: Path, run_id: str | None) -> str:
         f"{directory} has records but no answers yet: a run answers after its first window; "
         f"forerun report {directory} analyses the records"
     )
-
-
-def _folders(top: Path) -> list[Path]:
-    """Return the folders of all launches, oldest first; the directory itself if it has none."""
-    folders = [path.parent for path in top.glob(f"{RUNS}/*/{LAUNCH}")]
-    return sorted(folders, key=_began) or [top]
-
-
-def _began(folder: Path) -> tuple[float, str]:
-    try:
-        return os.lstat(folder / LAUNCH).st_mtime, folder.name
-    except OSError:
-        return 0.0, folder.name
 
 
 def _names(folder: Path, logged: Logged, problems: list[str]) -> tuple[str, tuple[str, ...]]:
@@ -219,16 +206,13 @@ class _Launch:
         self._ahead = decoded_or_empty(Forecast, self._values.get(FORECAST))
         self._now = status_of(self._values[STATUS]) if STATUS in self._values else None
 
-    def status(
-        self, launch_id: str, logged: Logged, owner: Mapping[str, Any], now_unix_s: float
-    ) -> RunStatus:
-        """Return the status at a time; ``owner`` is the claim on the directory's top level."""
+    def status(self, launch_id: str, logged: Logged, now_unix_s: float) -> RunStatus:
+        """Return the status at a time."""
         ahead, now, ended = self._ahead, self._now, logged.ended.get(self._run_id)
         done, total = self._steps(logged, ended)
         heard = ahead.now_unix_s if ended is None else ended.last_step_unix_s
         heard = heard if now is None else now.heard_unix_s
-        claim = owner if owner.get("run_id") == self._run_id else {}
-        state = self._state(claim, now_unix_s, done, total, is_ended=ended is not None)
+        state = self._state(now_unix_s, done, total, is_ended=ended is not None)
         has_future = state in (State.LIVE, State.LOGGED)
         step = ahead.step_time_s, ahead.single_low_s, ahead.single_high_s
         if now is not None and now.num_steps:
@@ -265,15 +249,12 @@ class _Launch:
             known.append((one.steps_done, one.steps_done + one.steps_left))
         return max(0, *(done for done, _ in known)), next((n for _, n in known if n > 0), 0)
 
-    def _state(
-        self, claim: Mapping[str, Any], now_unix_s: float, done: int, total: int, *, is_ended: bool
-    ) -> State:
+    def _state(self, now_unix_s: float, done: int, total: int, *, is_ended: bool) -> State:
         now = self._now
         if now is not None:
-            claim = asdict(now) if now.phase is Phase.RUNS else {}
             is_ended = now.phase is Phase.ENDED
-        if is_live(claim, now_unix_s):
-            return State.LIVE
+            if now.is_live(now_unix_s):
+                return State.LIVE
         if 0 < total <= done:
             return State.ENDED
         if now is not None and now.phase is Phase.LOGGED:
@@ -281,8 +262,8 @@ class _Launch:
         if MARKER in self._values or (is_ended and total):
             return State.STOPPED
         # The folder precedes the first files, so a new folder without files is not a lost run.
-        is_new = 0 <= now_unix_s - _began(self._folder)[0] < STALE_S
-        if is_new and not (self._values or claim or is_ended):
+        is_new = 0 <= now_unix_s - began(self._folder)[0] < STALE_S
+        if is_new and not (self._values or is_ended):
             return State.LIVE
         return State.ENDED if is_ended else State.LOST
 

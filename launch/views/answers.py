@@ -32,7 +32,7 @@ from ...calib.units import format_count, format_frac, format_time
 from ...hooks.process.host_wandb import FORECAST
 from ...leaves import leaf
 from ..store.forecast_log import append_forecast, read_forecasts
-from ..store.publishing import FORECASTS, Place, write_each
+from ..store.place import FORECASTS, Place, write_each
 from ..store.run_folders import SAMPLES
 from ..store.run_log import STEPS, LoggedStep, RunLog, write_steps
 from ..views._canvas import CHART, Drawing, schemes

@@ -95,4 +95,6 @@ def test_a_sink_that_fails_is_said_once_and_harms_nothing(
     output = capsys.readouterr().out
     assert output.count("[forerun] CSV is off: no space left") == 1
     assert output.count("[forerun] elsewhere is off: no such server") == 1
-    assert (tmp_path / "decision.json").exists() and (tmp_path / "score.json").exists()
+    assert (tmp_path / "latest" / "decision.json").exists() and (
+        tmp_path / "latest" / "score.json"
+    ).exists()

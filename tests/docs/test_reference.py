@@ -17,10 +17,12 @@ import pytest
 import forerun
 from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
 from forerun.calib.workload.run_options import options
-from forerun.launch.store.publishing import PUBLISHED
+from forerun.launch.store.run_folders import SAMPLES
+from forerun.launch.store.run_log import STEPS
 from forerun.launch.verbs.arguments import FILE_NAMES, FILES, ExitCode
 from forerun.launch.verbs.run import SCRIPT, STOP_EXIT_CODE
 from forerun.launch.views.answer_tables import summary_values
+from forerun.launch.views.answers import PAGE, TRACE
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -116,9 +118,9 @@ def test_every_key_of_every_file_and_answer_has_a_line() -> None:
     assert len(results) > 200 and results <= documented, results - documented
 
 
-def test_every_file_that_is_published_has_a_line() -> None:
+def test_every_file_of_a_launch_has_a_line() -> None:
     documented = [cell.strip("`") for cell in first_cells(page("files.md").split("## ")[0])[2:]]
-    written = {*PUBLISHED, SCRIPT, *(f"{name}.json" for name in FILE_NAMES)}
+    written = {SAMPLES, STEPS, PAGE, TRACE, SCRIPT, *(f"{name}.json" for name in FILE_NAMES)}
     elsewhere = {"launch.json", "command.json", "stop-request.json", "forecasts.json"}
     assert not [
         one for one in written - elsewhere if not any(fnmatch(one, name) for name in documented)

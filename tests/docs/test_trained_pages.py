@@ -45,5 +45,5 @@ def test_a_training_of_a_page_is_calibrated(one: Command, tmp_path: Path) -> Non
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     output = Launch(tmp_path, *words, num_workers=2, WANDB_MODE="disabled").end_well().stdout
     assert "[forerun] checked: " in output and "[forerun] report: " in output
-    (out,) = (path.parent for path in tmp_path.glob("*/report.html"))
-    assert (out / "decision.json").is_file()
+    (page,) = tmp_path.glob("*/latest/report.html")
+    assert page.with_name("decision.json").is_file()

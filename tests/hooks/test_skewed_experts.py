@@ -115,7 +115,7 @@ def test_every_rank_sends_what_arrived(trained: tuple[str, Path]) -> None:
 def test_the_run_is_told_what_its_imbalance_costs(trained: tuple[str, Path]) -> None:
     # Beside a busy neighbour the companion may leave before its last answer is ready.
     assert main(["report", str(trained[1])]) == ExitCode.ANSWER
-    decision = json.loads((trained[1] / "decision.json").read_text())
+    decision = json.loads((trained[1] / "latest" / "decision.json").read_text())
     (line,) = [line for line in decision["transcript"] if "routing:" in line]
     share = re.search(r"imbalance costs (\S+) % of the step", line)
     assert share is not None and 0.0 < float(share[1]) < 100.0

@@ -45,7 +45,9 @@ def test_a_stopped_run_has_saved_on_all_ranks_and_goes_on_in_the_advised_layout(
     ).stdout  # fmt: skip
     (path,) = (tmp_path / "out" / "runs").glob("*/stop.json")
     marker = json.loads(path.read_text(encoding="utf-8"))
-    decision = json.loads((tmp_path / "out" / "decision.json").read_text(encoding="utf-8"))
+    decision = json.loads(
+        (tmp_path / "out" / "latest" / "decision.json").read_text(encoding="utf-8")
+    )
     last = marker["iteration"]
     before = losses(output)
     assert list(before) == list(range(1, last + 1)), "begun once, ended at the agreed iteration"

@@ -64,7 +64,7 @@ def test_virtual_stages_are_forecast_and_nothing_of_them_is_left_out(tmp_path: P
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert " · step " in done.stdout and "[forerun] ended " in done.stdout
-    report = (tmp_path / "report.html").read_text(encoding="utf-8")
+    report = (tmp_path / "latest" / "report.html").read_text(encoding="utf-8")
     assert "Left out by the model" not in report
 
 

@@ -92,7 +92,7 @@ def test_no_file_and_no_line_holds_a_secret(answered: tuple[Path, str]) -> None:
     assert names >= {"request.json", "decision.json", "report.html", "samples.parquet"}
     holding = [path.name for path in files if SECRET.encode() in inside(path.read_bytes())]
     assert holding == []
-    decision = json.loads((home / "out" / "decision.json").read_text())
+    decision = json.loads((home / "out" / "latest" / "decision.json").read_text())
     assert decision["command"][:3] == ["train.py", "--hub-token", "***"]
     assert "***" in decision["command_note"]
     assert "--save there ***" in " ".join(decision["command"])
@@ -101,7 +101,8 @@ def test_no_file_and_no_line_holds_a_secret(answered: tuple[Path, str]) -> None:
 @pytest.mark.slow
 def test_files_with_arguments_are_their_owners_alone(answered: tuple[Path, str]) -> None:
     home, _ = answered
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (home / "out").glob("*.*")}
+    paths = (home / "out" / "latest").glob("*.*")
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
     assert {name for name, mode in modes.items() if mode == 0o600} == PRIVATE & set(modes)
     assert modes["report.html"] == modes["forecast.json"] == 0o644
 

@@ -34,15 +34,18 @@ def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> 
     for claim in ("training: threads", "training: open files"):
         assert verdicts[claim]["holds"], verdicts[claim]
     assert any(claim.startswith("companion: gone") for claim in verdicts)
-    run, table = read_run(home), read_table(home / "samples.parquet")
+    run, table = read_run(home), read_table(home / "latest" / "samples.parquet")
     assert run.problems == ()
     # Besides those of the clock some that drifts have asked for.
     num_windows = len({getattr(r, "window", 0) for r in run.records[0]})
     assert num_windows >= NUM_STEPS // EVERY
     assert table.steps["window"].nunique() <= NUM_WINDOWS + 1
-    answer = json.loads((home / "answer.json").read_text(encoding="utf-8"))
+    answer = json.loads((home / "latest" / "answer.json").read_text(encoding="utf-8"))
     calibration = answer["calibration"]
     assert abs(calibration["error_frac"]) < 1.0 and abs(calibration["first_error_frac"]) < 1.0
     track = read_forecasts(home).track(run.run_id)
     assert track is not None and track.is_complete and track.errors
-    assert json.loads((home / "decision.json").read_text(encoding="utf-8"))["run_id"] == run.run_id
+    assert (
+        json.loads((home / "latest" / "decision.json").read_text(encoding="utf-8"))["run_id"]
+        == run.run_id
+    )

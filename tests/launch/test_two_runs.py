@@ -1,6 +1,6 @@
 """Launches that share a directory: each owns what it wrote, nothing of another commands it.
 
-Who owns a directory depends on companions that live at the same time, each beside its training.
+Which of them ``latest`` links to depends on whose first answer is the newest.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from forerun.launch.cli import main
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
+PLANTED = ("stop-request.json", "stop.json", "forecast.json")
 
 
 def launch(home: Path, *more: str, go: str, **environ: str) -> Launch:
@@ -53,7 +54,7 @@ def plant(out: Path, launch_id: str) -> None:
             **{"schema": 1, "launch_id": "another", "run_id": "r", "unix_s": time.time() + 9999.0},
             **{"rule": "request", "reason": "planted", "iteration": 3, "step_time_s": 1.0},
         }
-        for name in ("stop-request.json", "stop.json", "forecast.json"):
+        for name in PLANTED:
             (folder / name).write_text(json.dumps(value))
 
 
@@ -85,7 +86,7 @@ def test_each_of_three_launches_owns_what_it_wrote(
     # More than one argument may hold, and nothing that other users may read.
     shards = [f"--data-path=/shards/secret-{number:08d}-{'x' * 250}" for number in range(1100)]
     first = launch(tmp_path, *shards, go="go-1", FORERUN_LAUNCH_ID="first")
-    wait_until(lambda: (out / "report.html").exists())
+    wait_until(lambda: (out / "latest" / "report.html").exists())
     (companion,) = [
         line for line in command_lines_below(first.ancestor) if b"forerun.companion" in line
     ]
@@ -93,18 +94,15 @@ def test_each_of_three_launches_owns_what_it_wrote(
 
     (tmp_path / "go-2").touch()
     second_output = output_of(launch(tmp_path, go="go-2"))
-    (guest,) = [p for p in (out / "runs").iterdir() if p.name not in ("first", "another")]
-    assert f"another run is live in out; this one's answers are in out/runs/{guest.name}" in (
-        second_output
-    )
-    assert f"report: out/runs/{guest.name}/report.html" in second_output
-    assert object_in(out / "owner.json")["launch_id"] == "first"
+    (second,) = [p for p in (out / "runs").iterdir() if p.name not in ("first", "another")]
+    assert "report: out/latest/report.html" in second_output
+    assert (out / "latest").readlink() == Path("runs", second.name)
     (tmp_path / "go-1").touch()
     first_output = output_of(first)
     assert "DONE" in first_output and "STOPPED" not in first_output
-    assert "report: out/report.html" in first_output and "another run" not in first_output
-    assert object_in(out / "decision.json")["launch_id"] == "first"
-    for folder in (out / "runs" / "first", guest):
+    assert "report: out/latest/report.html" in first_output, "before the second began"
+    assert (out / "latest").readlink() == Path("runs", second.name)
+    for folder in (out / "runs" / "first", second):
         decision = object_in(folder / "decision.json")
         assert decision["launch_id"] == folder.name
         assert object_in(folder / "score.json")["run_id"] == decision["run_id"]
@@ -112,26 +110,28 @@ def test_each_of_three_launches_owns_what_it_wrote(
 
     reports = {p: p.read_bytes() for p in (out / "runs").glob("*/report.*")}
     third_output = output_of(launch(tmp_path, go="go-2"))
-    assert "report: out/report.html" in third_output and "another run" not in third_output
-    owner = object_in(out / "owner.json")["launch_id"]
-    assert owner not in ("first", guest.name)
-    assert object_in(out / "decision.json")["launch_id"] == owner
+    assert "report: out/latest/report.html" in third_output
+    third = (out / "latest").readlink().name
+    assert third not in ("first", second.name)
+    assert object_in(out / "latest" / "decision.json")["launch_id"] == third
+    assert {p.name for p in out.iterdir() if p.is_file()} == {*PLANTED, "forecasts.jsonl"}
     assert reports == {p: p.read_bytes() for p in reports} and len(reports) == 2
 
     runs = {
         object_in(out / "runs" / name / "decision.json")["run_id"]: out / "runs" / name
-        for name in ("first", guest.name, owner)
+        for name in ("first", second.name, third)
     }
     assert len(runs) == 3
-    newest = object_in(out / "decision.json")["run_id"]
-    earlier, guest_run_id = (
-        next(r for r in runs if runs[r].name == n) for n in ("first", guest.name)
+    newest = object_in(out / "latest" / "decision.json")["run_id"]
+    earlier, second_run_id = (
+        next(r for r in runs if runs[r].name == n) for n in ("first", second.name)
     )
     for words, run_id in [
         (("report", str(out)), newest),
         (("report", str(out), "--run-id", earlier), earlier),
-        (("report", str(guest)), guest_run_id),
-        (("plan", str(guest)), guest_run_id),
+        (("report", str(out / "latest")), newest),
+        (("report", str(second)), second_run_id),
+        (("plan", str(second)), second_run_id),
     ]:
         main([*words, "--json"])
         value = json.loads(capsys.readouterr().out)

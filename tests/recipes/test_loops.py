@@ -56,7 +56,7 @@ def test_a_loop_is_seen_described_and_answered(name: str, tmp_path: Path) -> Non
     output = launch(name, tmp_path, *() if name == "own_loop" else ("--calibrate",))
     assert "[forerun] checked: " in output and "[forerun] report: " in output
     out = tmp_path / "forerun-out"
-    assert (out / "report.html").is_file()
+    assert (out / "latest" / "report.html").is_file()
     run = read_run(out)
     assert run.problems == () and sorted(run.records) == [0, 1]
     for records in run.records.values():
@@ -70,12 +70,12 @@ def test_a_loop_is_seen_described_and_answered(name: str, tmp_path: Path) -> Non
     assert par.dp == par.num_ranks == 2 and config.batch.micro_batch_size == 4
     assert (par.sharding is Sharding.WEIGHTS) == (name == "fsdp2_loop")
     assert config.num_microbatches == (2 if name in ("hf_trainer", "lightning_loop") else 1)
-    decision = json.loads((out / "decision.json").read_text(encoding="utf-8"))
+    decision = json.loads((out / "latest" / "decision.json").read_text(encoding="utf-8"))
     # Nothing is decided of a run whose end nobody has told.
     assert (decision["action"] == "abstain") == (name == SAYS_NO_END)
     if name != SAYS_NO_END:
         assert config.cadence.train_iters == STEPS
-        forecast = json.loads((out / "forecast.json").read_text(encoding="utf-8"))
+        forecast = json.loads((out / "latest" / "forecast.json").read_text(encoding="utf-8"))
         assert forecast["steps_done"] + forecast["steps_left"] == STEPS
 
 

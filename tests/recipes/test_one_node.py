@@ -70,6 +70,6 @@ def test_unmodified_megatron_trains_and_is_answered(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"iteration       {ITERS}/" in done.stdout
     out = tmp_path / "run" / "forerun-out"
-    forecast = json.loads((out / "forecast.json").read_text(encoding="utf-8"))
+    forecast = json.loads((out / "latest" / "forecast.json").read_text(encoding="utf-8"))
     assert forecast["steps_done"] + forecast["steps_left"] == ITERS
-    assert (out / "decision.json").exists() and (out / "report.html").exists()
+    assert (out / "latest" / "decision.json").exists() and (out / "latest" / "report.html").exists()

@@ -68,7 +68,9 @@ def test_the_loop_is_told_as_it_is(tmp_path: Path, kind: str, total: int, length
         num_replicas=2,
         grad_nbytes=4 * (script.WIDTH * 4 + 4),
     )
-    forecast = json.loads((tmp_path / "run" / "out" / "forecast.json").read_text(encoding="utf-8"))
+    forecast = json.loads(
+        (tmp_path / "run" / "out" / "latest" / "forecast.json").read_text(encoding="utf-8")
+    )
     assert bool(forecast["reason_no_finish"]) == (not total)
     assert any(f"] {word} " in text for word in ("ends", "ended")) or not total
     assert total or "] ends " not in text

@@ -113,7 +113,7 @@ def test_what_is_said_after_the_end_is_past_and_no_cut_window_replaces_it(
     loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
     loop.poll(1001.0)
     assert "] ends " in capsys.readouterr().out
-    answered = json.loads((directory / "answer.json").read_text(encoding="utf-8"))
+    answered = json.loads((directory / "latest" / "answer.json").read_text(encoding="utf-8"))
     for step in range(WINDOW_END, num_steps):
         loop.handle(event(step), 1000.0)
     last = {"event": "window_closed", "window": 1, "last_step": num_steps - 1}
@@ -121,11 +121,11 @@ def test_what_is_said_after_the_end_is_past_and_no_cut_window_replaces_it(
     loop.finish(1000.0 + num_steps)
     out = capsys.readouterr().out
     assert out.count(f"[forerun] {state} ") == 1 and "ends " not in out and "decision:" not in out
-    page = (directory / "report.html").read_text(encoding="utf-8")
+    page = (directory / "latest" / "report.html").read_text(encoding="utf-8")
     assert f"<h1>{state.capitalize()} " in page and "<h1>Ends" not in page
-    ended = json.loads((directory / "answer.json").read_text(encoding="utf-8"))
+    ended = json.loads((directory / "latest" / "answer.json").read_text(encoding="utf-8"))
     assert ended["forecast"] == answered["forecast"]
-    decision = json.loads((directory / "decision.json").read_text(encoding="utf-8"))
+    decision = json.loads((directory / "latest" / "decision.json").read_text(encoding="utf-8"))
     assert notes.summary is not None and notes.summary["decision"] == decision["action"]
     main(["report", str(directory)])
     report = capsys.readouterr().out
@@ -213,7 +213,9 @@ def test_a_missing_rank_is_waited_for_and_then_done_without(directory: Path) -> 
     assert not notes.rows
     loop.poll(1001.0 + PATIENCE_S)
     assert [step for step, _ in notes.rows] == [WINDOW_END + 1]
-    problems = json.loads((directory / "decision.json").read_text(encoding="utf-8"))["problems"]
+    problems = json.loads((directory / "latest" / "decision.json").read_text(encoding="utf-8"))[
+        "problems"
+    ]
     assert any("1 of 2 ranks" in problem for problem in problems)
 
 
@@ -240,7 +242,7 @@ def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Pa
         loop.handle({"event": "window_closed", "window": window, "last_step": 8}, 1000.0)
         loop.poll(1001.0 + PATIENCE_S + window)
         assert len(notes.alerts) == window
-    value = json.loads((directory / "decision.json").read_text(encoding="utf-8"))
+    value = json.loads((directory / "latest" / "decision.json").read_text(encoding="utf-8"))
     assert value["action"] == "stop"
 
 
@@ -264,14 +266,18 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
         loop.handle(event(step), 1000.0)
     loop.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
     loop.poll(1001.0)
-    usual_s = json.loads((directory / "forecast.json").read_text(encoding="utf-8"))["step_time_s"]
+    usual_s = json.loads((directory / "latest" / "forecast.json").read_text(encoding="utf-8"))[
+        "step_time_s"
+    ]
     for step in range(WINDOW_END, 80):
         loop.handle(event(step, time_s=0.15 if step < 50 else 0.3), 1010.0)
     loop.poll(1011.0)
-    value = json.loads((directory / "forecast.json").read_text(encoding="utf-8"))
+    value = json.loads((directory / "latest" / "forecast.json").read_text(encoding="utf-8"))
     assert usual_s == pytest.approx(0.15, rel=0.05)
     assert value["step_time_s"] == pytest.approx(0.3, rel=0.05)
-    (drift_event,) = json.loads((directory / "drift.json").read_text(encoding="utf-8"))["events"]
+    (drift_event,) = json.loads((directory / "latest" / "drift.json").read_text(encoding="utf-8"))[
+        "events"
+    ]
     assert drift_event["since_iteration"] == 51 and drift_event["run_id"] == "golden-run"
     assert [order["order"] for order in orders if "drift" in order["reason"]] == expected_orders
     assert notes.alerts == [drift_event["line"]]
@@ -294,9 +300,9 @@ def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     output, errors = done.communicate("\n".join(["{damaged", *lines, ""]))
     assert done.returncode == 0, errors
     assert "[forerun] stopped " in output and "[forerun] checked: " in output
-    assert f"[forerun] report: {directory}/report.html" in output
+    assert f"[forerun] report: {directory}/latest/report.html" in output
     assert '"mesh"' in (directory / "records" / "golden-run" / "links.json").read_text("utf-8")
-    for folder in (directory, directory / "runs" / "first"):
+    for folder in (directory / "latest", directory / "runs" / "first"):
         assert (folder / "report.html").exists()
         value = json.loads((folder / "decision.json").read_text(encoding="utf-8"))
         assert (value["run_id"], value["launch_id"]) == ("golden-run", "first")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forerun.launch.companion._drift_watch import DRIFT, DriftWatch
-from forerun.launch.store.publishing import Place
+from forerun.launch.store.place import Place
 from forerun.launch.store.run_log import LoggedStep
 
 STEP_S = 0.5
@@ -22,7 +22,7 @@ class Listener:
     def __init__(self, directory: Path, run_id: str = "run") -> None:
         self.lines: list[str] = []
         self.orders: list[dict[str, Any]] = []
-        place = Place(directory=directory, run_id=run_id)
+        place = Place(directory=directory, launch_id="one", run_id=run_id)
         self.watching = DriftWatch(place, notify=self.lines.append, give_order=self.orders.append)
 
 
@@ -41,7 +41,7 @@ def noisy(count: int) -> np.ndarray:
 
 
 def events(directory: Path) -> list[dict[str, Any]]:
-    value = json.loads((directory / DRIFT).read_text(encoding="utf-8"))
+    value = json.loads((directory / "runs" / "one" / DRIFT).read_text(encoding="utf-8"))
     assert value["schema"] == 1
     return value["events"]
 
@@ -80,7 +80,7 @@ def test_a_new_batch_size_and_flagged_steps_are_no_drift(tmp_path: Path) -> None
         times[step : step + 3] *= 5.0
         flags |= {step + n: ("evaluated",) for n in (1, 2, 3)}
     assert not any(listener.watching.add(row) for row in rows(times, flags))
-    assert listener.lines == [] and not (tmp_path / DRIFT).exists()
+    assert listener.lines == [] and not (tmp_path / "runs" / "one" / DRIFT).exists()
 
 
 def test_events_of_earlier_launches_stay_and_so_does_a_file_of_others(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_events_of_earlier_launches_stay_and_so_does_a_file_of_others(tmp_path: 
         for row in rows(times):
             listener.watching.add(row)
     assert [event["run_id"] for event in events(tmp_path)] == ["first", "second"]
-    (tmp_path / DRIFT).write_text("{", encoding="utf-8")
+    (tmp_path / "runs" / "one" / DRIFT).write_text("{", encoding="utf-8")
     listener = Listener(tmp_path, "third")
     listener.watching.begin()
     for row in rows(times):
         listener.watching.add(row)
-    assert (tmp_path / DRIFT).read_text(encoding="utf-8") == "{"
+    assert (tmp_path / "runs" / "one" / DRIFT).read_text(encoding="utf-8") == "{"

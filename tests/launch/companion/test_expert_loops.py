@@ -39,6 +39,6 @@ def test_experts_have_an_end_and_layouts(tmp_path: Path, kind: str) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "no answer" not in done.stdout + done.stderr
-    answer = json.loads((tmp_path / "out" / "answer.json").read_text())
+    answer = json.loads((tmp_path / "out" / "latest" / "answer.json").read_text())
     assert answer["forecast"]["step_time_s"] > 0 and not answer["forecast"]["reason_no_finish"]
     assert answer["plan"]["candidates"] and answer["plan"]["own"]["dp"] == 2

@@ -180,13 +180,13 @@ def test_the_companion_writes_it_and_says_only_news(
     loop.handle({"event": "window_closed", "window": 0, "last_step": 10}, BEGIN_S)
     loop.poll(BEGIN_S + 2)
     assert capsys.readouterr().out.count("] ends ") == 1
-    first = json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8"))
+    first = json.loads((tmp_path / "latest" / "forecast.json").read_text(encoding="utf-8"))
     # The recorded run has 20 steps; slow ones then bring it far beyond its interval.
     for number in range(11, 19):
         loop.handle(step(number, 60.0), BEGIN_S + 500)
     loop.poll(BEGIN_S + 5000)
     assert "] ends " not in capsys.readouterr().out  # 8 new steps are not yet 20
-    assert json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8")) == first
+    assert json.loads((tmp_path / "latest" / "forecast.json").read_text(encoding="utf-8")) == first
     assert first["energy_j"] is None or first["energy_j"] >= 0
 
 
@@ -244,7 +244,7 @@ def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> N
     now_s = BEGIN_S - HOUR_S
     loop.handle({"event": "window_closed", "window": 0, "last_step": 10}, now_s)
     loop.poll(now_s)
-    assert (tmp_path / "forecast.json").is_file()
+    assert (tmp_path / "latest" / "forecast.json").is_file()
 
 
 def test_the_end_of_a_run_is_that_of_its_last_step_where_the_clock_was_set_back() -> None:

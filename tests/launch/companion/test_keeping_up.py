@@ -92,9 +92,11 @@ def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
     loop.handle(closed(4), 1010.0)
     loop.handle(step(WINDOW_END), 1010.0)  # else the end had cut that window
     loop.finish(1011.0)
-    problems = json.loads((directory / "decision.json").read_text(encoding="utf-8"))["problems"]
+    problems = json.loads((directory / "latest" / "decision.json").read_text(encoding="utf-8"))[
+        "problems"
+    ]
     assert [p for p in problems if p.startswith("3 windows have no answer of their own")]
-    score = json.loads((directory / "score.json").read_text(encoding="utf-8"))
+    score = json.loads((directory / "latest" / "score.json").read_text(encoding="utf-8"))
     assert score["num_skipped_windows"] == 3
 
 
@@ -171,8 +173,15 @@ def test_a_disk_without_room_is_one_line_and_answers_go_on_in_the_log(directory:
     assert str(directory) in line and "File too large" in line
     assert "raise the limit of file size" in line and "free space" not in line
     # Files that had room are there, and nothing is half written.
-    assert json.loads((directory / "forecast.json").read_text(encoding="utf-8"))["steps_left"] >= 0
-    assert not list(directory.glob(".*.tmp")) and not (directory / "report.html").exists()
+    assert (
+        json.loads((directory / "latest" / "forecast.json").read_text(encoding="utf-8"))[
+            "steps_left"
+        ]
+        >= 0
+    )
+    assert (
+        not list(directory.glob(".*.tmp")) and not (directory / "latest" / "report.html").exists()
+    )
 
 
 @pytest.mark.slow
@@ -182,6 +191,6 @@ def test_a_log_that_nobody_reads_ends_nothing(directory: Path) -> None:
     process.stdin.write(event_lines(more=[{"event": "end"}]))
     process.stdin.flush()
     assert process.wait(300) in (0, 120)  # 120: Python could not empty its own standard output
-    assert (directory / "report.html").exists()
+    assert (directory / "latest" / "report.html").exists()
     process.stdin.close()
     process.stderr.close()

@@ -59,10 +59,10 @@ def test_rows_of_the_plan_are_what_the_memory_of_a_run_has_room_for(tmp_path: Pa
         PLANTED_NBYTES=str(planted),
         PLANTED_PEAK_NBYTES=str(PEAK_NBYTES),
     )
-    answer = json.loads((tmp_path / "out" / "answer.json").read_text())
+    answer = json.loads((tmp_path / "out" / "latest" / "answer.json").read_text())
     rows = [one for one in answer["plan"]["candidates"] if one["label"].startswith("DP2 mbs")]
     verdicts = {r["micro_batch_size"]: r["verdict"] for r in rows if r["recompute"] == "none"}
     assert verdicts == {1: "fits", 2: "fits", 4: "fits", 8: "tight"}
     (line,) = [one for one in answer["decision"]["transcript"] if "faster" in one]
     assert line in done.stdout
-    assert line in (tmp_path / "out" / "report.html").read_text()
+    assert line in (tmp_path / "out" / "latest" / "report.html").read_text()

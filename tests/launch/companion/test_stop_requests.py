@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.launch.companion._companion_loop import STOP_REQUEST, StopRequests
-from forerun.launch.store.publishing import Place
+from forerun.launch.store.place import Place
 
 
 def request(folder: Path, **values: object) -> None:

@@ -17,7 +17,7 @@ from forerun.calib.forecast.forecast_record import Forecast
 from forerun.calib.records.files import append_line
 from forerun.calib.records.iso_times import Action
 from forerun.launch.opened._step_frame import COLUMNS
-from forerun.launch.store.publishing import Place
+from forerun.launch.store.place import Place
 from forerun.launch.store.run_log import STEPS, LoggedStep, RunLog, read_steps, write_steps
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -49,7 +49,7 @@ def write_step_file(directory: Path, num_steps: int) -> None:
             )
         )
     log.flush(None, dict, is_final=True)
-    write_steps(Place(directory=directory, run_id=RUN), log)
+    write_steps(Place(directory=directory, launch_id="one", run_id=RUN), log)
 
 
 def forecast(iteration: int, step_s: float) -> Forecast:
@@ -109,9 +109,9 @@ def test_a_file_of_steps_is_bounded_and_of_one_run(tmp_path: Path) -> None:
     assert frame is not None and 10_000 <= len(frame) <= 20_000
     gaps = np.diff(frame["iteration"])
     assert gaps.min() == gaps.max() and frame["is_disturbed"].sum() <= 1
-    assert (tmp_path / STEPS).stat().st_size < 2**20
+    assert (tmp_path / "runs" / "one" / STEPS).stat().st_size < 2**20
     assert read_steps(tmp_path, "another") is None
-    (tmp_path / STEPS).write_bytes(b"PAR1 torn")
+    (tmp_path / "runs" / "one" / STEPS).write_bytes(b"PAR1 torn")
     assert read_steps(tmp_path, RUN) is None
 
 

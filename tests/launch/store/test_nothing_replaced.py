@@ -16,14 +16,7 @@ from forerun.calib.records.files import is_ours
 from forerun.launch.cli import main
 from forerun.launch.known.table_files import read_frame
 from forerun.launch.store.forecast_log import append_end, read_forecasts
-from forerun.launch.store.publishing import (
-    FORECASTS,
-    OWNER,
-    PUBLISHED,
-    Place,
-    Publisher,
-    forecasts_path,
-)
+from forerun.launch.store.place import FORECASTS, Place, forecasts_path
 
 ROOT = Path(__file__).parents[3]
 LOG = ROOT / "tests" / "golden" / "megatron_logs" / "each_iteration.log"
@@ -170,33 +163,6 @@ def test_an_imported_table_is_replaced_by_a_newer_one_and_never_a_users(tmp_path
     path.write_text("".join(rows[:3]))
     assert main(["import", "steps", str(newer), "--out", str(out)]) == 2
     assert path.read_text() == "".join(rows[:3])
-
-
-@pytest.mark.parametrize("name", [OWNER, FORECASTS, *PUBLISHED])
-def test_one_name_of_a_users_keeps_a_launch_in_its_own_folder(tmp_path: Path, name: str) -> None:
-    put(tmp_path / name, "the user's")
-    ours = Publisher(Place(directory=tmp_path, launch_id="ours", run_id="r"))
-    assert ours.begin(2e9) == (
-        f"not written by Forerun and left alone: {name} in {tmp_path}; this run's answers are in "
-        f"{tmp_path / 'runs' / 'ours'}"
-    )
-    put(ours.place.path / name, b'{"created_by": "forerun"}')
-    ours.publish()
-    ours.end()
-    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == [name]
-    assert (tmp_path / name).read_text() == "the user's"
-
-
-def test_a_file_that_comes_later_is_left_and_named(tmp_path: Path) -> None:
-    ours = Publisher(Place(directory=tmp_path, launch_id="ours", run_id="r"))
-    assert ours.begin(2e9) == ""
-    put(tmp_path / "report.html", "the user's")
-    for name in ("report.html", "answer.json"):
-        put(ours.place.path / name, b'{"created_by": "forerun"}')
-    with pytest.raises(Exception, match=r"report.html: .* was not written by forerun"):
-        ours.publish()
-    assert (tmp_path / "report.html").read_text() == "the user's"
-    assert is_ours(tmp_path / "answer.json")
 
 
 def test_forecasts_beside_a_users_log_are_kept_and_read(tmp_path: Path) -> None:

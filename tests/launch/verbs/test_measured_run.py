@@ -19,7 +19,7 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
-from forerun.launch.store.publishing import FORECASTS
+from forerun.launch.store.place import FORECASTS
 from forerun.launch.verbs.arguments import file_schema
 
 WINDOW_END, NUM_STEPS, STEP_S = 11, 60, 0.5
@@ -73,15 +73,15 @@ def value(path: Path) -> dict:
 def test_files_are_what_their_schemas_say(
     home: str, name: str, request: pytest.FixtureRequest
 ) -> None:
-    check(value(request.getfixturevalue(home) / f"{name}.json"), file_schema(name))
+    check(value(request.getfixturevalue(home) / "latest" / f"{name}.json"), file_schema(name))
 
 
 def test_all_files_are_there(watched_run: Path) -> None:
     for name in ("forecast", "decision", "score", "request"):
-        assert value(watched_run / f"{name}.json")["run_id"] == "golden-run"
-    forecast = value(watched_run / "forecast.json")
+        assert value(watched_run / "latest" / f"{name}.json")["run_id"] == "golden-run"
+    forecast = value(watched_run / "latest" / "forecast.json")
     assert forecast["reason_no_finish"] == "" and forecast["tokens_per_s"] > 0
-    page = (watched_run / "report.html").read_text(encoding="utf-8")
+    page = (watched_run / "latest" / "report.html").read_text(encoding="utf-8")
     assert "golden-run" in page and "Groups of ranks" in page and "The measured step" in page
 
 
@@ -97,7 +97,7 @@ def test_forecasts_between_windows_and_the_end_are_kept_and_compared(
 
 def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not (in_a_pass / FORECASTS).exists()
-    forecast = value(in_a_pass / "forecast.json")
+    forecast = value(in_a_pass / "latest" / "forecast.json")
     assert forecast["pass"]["end_step"] in (40, 80)
     assert main(["report", str(in_a_pass), "--json"]) == ExitCode.ANSWER
     assert "track" not in json.loads(capsys.readouterr().out)
@@ -108,13 +108,13 @@ def test_the_last_step_of_a_pass_does_not_promise_another(tmp_path: Path) -> Non
     # A forecast is due at every twentieth step after the window's: at this one.
     steps = WINDOW_END + 40
     loop = LoopRecord(data=DataLength.KNOWN, pass_end=steps, pass_steps=steps)
-    ahead = value(run_companion(tmp_path, loop, steps) / "forecast.json")
+    ahead = value(run_companion(tmp_path, loop, steps) / "latest" / "forecast.json")
     assert ahead["pass"]["end_step"] == steps and ahead["steps_done"] < steps
 
 
 def test_a_run_without_an_end_says_why_it_has_no_forecast(in_a_pass: Path) -> None:
     run = forerun.load(in_a_pass)
-    reason = value(in_a_pass / "forecast.json")["reason_no_finish"]
+    reason = value(in_a_pass / "latest" / "forecast.json")["reason_no_finish"]
     with pytest.raises(forerun.ForerunError) as raised:
         _ = run.forecast
     assert reason and reason in str(raised.value) and reason in str(run.decision)
@@ -135,7 +135,7 @@ def test_a_window_that_is_told_again_is_no_second_window(tmp_path: Path) -> None
         at = start + 100.0 * number
         loop.handle({"event": event, **closed, "window": window}, at)
         assert loop.poll(at + 40.0)
-        decision = value(tmp_path / "decision.json")
+        decision = value(tmp_path / "latest" / "decision.json")
         met = {reason["rule"] for reason in decision["reasons"] if reason["is_met"]}
         assert met == {"deadline"}
         actions.append(decision["action"])

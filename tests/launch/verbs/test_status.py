@@ -13,7 +13,7 @@ from json_schema import check
 
 from forerun.hooks.process.launch_identity import process_start
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.store.publishing import STALE_S, this_host
+from forerun.launch.store.status_file import STALE_S, this_host
 from forerun.launch.verbs.arguments import FOLDER
 from forerun.launch.verbs.status import RunStatus, State, run_statuses, status_line
 

@@ -68,7 +68,7 @@ def test_the_file_holds_what_was_told(companion: subprocess.Popen[str], tmp_path
     assert (value["phase"], value["num_steps"], value["iteration"]) == ("runs", 21, 23)
     assert value["step_time_s"] == pytest.approx(0.6)
     assert (value["step_low_s"], value["step_high_s"]) == pytest.approx((0.51, 0.69))
-    assert json.loads((tmp_path / "status.json").read_text())["run_id"] == "golden-run"
+    assert json.loads((tmp_path / "latest" / "status.json").read_text())["run_id"] == "golden-run"
 
 
 @pytest.mark.parametrize("has_word", [True, False])

@@ -21,7 +21,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.companion._log_lines import WriteGuard
-from forerun.launch.store.publishing import Place
+from forerun.launch.store.place import Place
 from forerun.launch.views import answers
 from forerun.launch.views.answers import write_answer
 
@@ -45,8 +45,7 @@ def answered() -> tuple[Request, Answer]:
 
 
 def written_files(directory: Path) -> set[str]:
-    generator = (path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix() for path in generator}
+    return {path.name for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow
@@ -62,7 +61,7 @@ def test_any_fault_in_writing_one_file_costs_that_file_alone(
     real = files.os.replace
 
     def replace(source: Path, target: Path) -> None:
-        if target == tmp_path / name:
+        if target.name == name:
             raise fault
         real(source, target)
 
@@ -72,7 +71,7 @@ def test_any_fault_in_writing_one_file_costs_that_file_alone(
     monkeypatch.setattr(files.os, "replace", replace)
     if name == "forecasts.jsonl":
         monkeypatch.setattr(json_files, "open_owned", refuse)
-    writing, place = WriteGuard(), Place(directory=tmp_path, run_id="r")
+    writing, place = WriteGuard(), Place(directory=tmp_path, launch_id="one", run_id="r")
     for _ in range(2):
         writing(lambda: write_answer(place, *answered))
     assert set(FILES) - written_files(tmp_path) == {name}
@@ -94,7 +93,7 @@ def test_what_cannot_be_made_leaves_the_others(
 
     owner = next(one for one in (answers, Answer) if hasattr(one, maker))
     monkeypatch.setattr(owner, maker, fail)
-    place = Place(directory=tmp_path, run_id="r")
+    place = Place(directory=tmp_path, launch_id="one", run_id="r")
     WriteGuard()(lambda: write_answer(place, *answered))
     lost = {
         "forecast_json": {"forecast.json", "decision.json", "answer.json"},
@@ -120,7 +119,7 @@ def test_a_directory_whose_name_is_no_text_has_all_answers(
     loop.poll(1001.0)
     loop.finish(1002.0)
     assert set(FILES) | {"score.json", "steps.parquet"} <= written_files(home)
-    assert r"d\377\351" in (home / "report.html").read_text(encoding="utf-8")
-    assert json.loads((home / "decision.json").read_text())["run_id"]
+    assert r"d\377\351" in (home / "latest" / "report.html").read_text(encoding="utf-8")
+    assert json.loads((home / "latest" / "decision.json").read_text())["run_id"]
     out = capsys.readouterr().out
     assert "cannot write" not in out and r"[forerun] report: " in out and r"\udcff" in out

@@ -20,14 +20,14 @@ from forerun.launch.cli import main
 from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
 from forerun.launch.store.launch_files import LaunchFiles
-from forerun.launch.store.publishing import Publisher, place_of
+from forerun.launch.store.place import place_of
 from forerun.launch.verbs.arguments import FILE_NAMES, file_schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END, TRAIN_ITERS, DRIFT_AT = 11, 90, 50
 OF_A_RUN = {
     *("answer", "decision", "forecast", "score", "drift", "request"),
-    *("owner", "launch", "command", "forecasts", "stop-request"),
+    *("launch", "command", "forecasts", "stop-request"),
 }
 FilesByName = dict[str, list[dict[str, Any]]]
 
@@ -44,9 +44,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     noted = json.dumps(Launch(argv=("t.py", "--x"), launcher=("torchrun",)).to_json())
     (home / "records" / "golden-run" / "command.json").write_text(noted, encoding="utf-8")
     settings = companion_settings(home, launch_id="first", deadline_unix_s=2e9)
-    publisher = Publisher(place_of(settings))
-    publisher.begin(1000.0)
-    loop = CompanionLoop(settings, publisher=publisher, open_sink=lambda _: Sink("nowhere"))
+    place_of(settings).note_run()
+    loop = CompanionLoop(settings, open_sink=lambda _: Sink("nowhere"))
     for step in range(TRAIN_ITERS):
         time_s = 0.15 if step < DRIFT_AT else 0.3
         loop.handle(_step(step, time_s), 1000.0 + step)
@@ -132,14 +131,13 @@ def test_every_time_is_told_by_the_calendar_too(files_by_name: FilesByName) -> N
                 seen.add(name)
     assert seen == {
         *("answer", "decision", "forecast", "forecasts", "drift", "request"),
-        *("owner", "stop-request"),
+        "stop-request",
     }
 
 
 def test_the_decision_holds_the_forecast_that_it_was_made_on(files_by_name: FilesByName) -> None:
-    (top, run_decision), lines = files_by_name["decision"], files_by_name["forecasts"]
-    assert top == run_decision
-    assert top["forecast"]["finish_p50_unix_s"] == lines[0]["finish_p50_unix_s"]
+    (decision,), lines = files_by_name["decision"], files_by_name["forecasts"]
+    assert decision["forecast"]["finish_p50_unix_s"] == lines[0]["finish_p50_unix_s"]
 
 
 @pytest.mark.parametrize("name", sorted(FILE_NAMES))

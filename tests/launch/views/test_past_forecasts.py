@@ -17,7 +17,7 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion._companion_loop import CompanionLoop
 from forerun.launch.sinks.sink import Sink
-from forerun.launch.store.publishing import FORECASTS
+from forerun.launch.store.place import FORECASTS
 from forerun.launch.verbs.arguments import file_schema
 
 ROOT = Path(__file__).parents[3]
@@ -84,7 +84,7 @@ def test_the_error_is_that_of_the_first_forecast(
     start = first["unix_s"] - first["elapsed_s"]
     expected = (first["finish_p50_unix_s"] - end["end_unix_s"]) / (end["end_unix_s"] - start)
     assert track["first_error_of_total_frac"] == pytest.approx(expected)
-    score = json.loads((whole / "score.json").read_text(encoding="utf-8"))
+    score = json.loads((whole / "latest" / "score.json").read_text(encoding="utf-8"))
     assert (score["schema"], score["track"]) == (2, track)
     assert score["num_scored_steps"] == NUM_STEPS - WINDOW_END
 

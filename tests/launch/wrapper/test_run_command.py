@@ -295,7 +295,7 @@ def test_a_warning_makes_a_real_run_save_and_stop(home: Path) -> None:
         *("--calibrate-device=cpu", "--calibrate-wandb=off"),
         options=("--time-limit=30m", "--grace=30s"),
     )
-    wait_until(lambda: (home / "out" / "report.html").exists())
+    wait_until(lambda: (home / "out" / "latest" / "report.html").exists())
     launch.process.send_signal(signal.SIGUSR1)
     code, summary = launch.end()
     stop, suggestion = summary["stop"], summary["suggestion"]
