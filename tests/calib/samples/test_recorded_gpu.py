@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.answers.run_measurements import Measurements
-from forerun.calib.differences._settings import Settings
+from forerun.calib.differences._settings import settings_of
 from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
@@ -34,7 +34,7 @@ def test_the_description_names_the_device_of_a_run(recorded: RunRecords) -> None
     assert recorded.device == "NVIDIA H200"
     table = build_table(recorded)
     assert set(table.runs["device"]) == {"NVIDIA H200"}
-    assert Settings.of(Measurements(table=table)).device == "NVIDIA H200"
+    assert settings_of(Measurements(table=table))[("device",)] == "NVIDIA H200"
 
 
 def test_time_that_hooks_add_beside_a_device_is_counted(recorded: RunRecords) -> None:
