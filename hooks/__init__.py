@@ -9,8 +9,8 @@
             forward-backward         timers: phases; modules: operators; process_groups: transfers
             optimizer.step()         recorder: marks in integer arrays, of host or device time
         on_training_step_end()       instruments.take_off; live: one event to the companion
-    (window closes)                  writer: attribution makes records of the marks, in its thread
-                                     large worlds: exchange selects recording ranks, sends the rest
+    (window closes)                  writer: the marks as one line; who reads it makes records
+                                     large worlds: a plan selects ranks, the rest send a summary
 
 Nothing here raises into training, waits for the device, or draws a random number; ``guard`` removes
 all hooks after three faults.

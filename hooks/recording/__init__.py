@@ -1,4 +1,4 @@
-"""From marks to records: attribution, windows, traces, the choice of ranks, the writer's thread.
+"""Windows, traces, the choice of ranks, and the thread that writes marks and records.
 
 In: marks of ``sensors``. Out: lines of ``calib.records``. Imports ``process`` and ``sensors``.
 """
