@@ -60,11 +60,6 @@ class Packer:
         data = b"".join((*self._parts, self._zip.flush()))
         return f"{_HEAD}{base64.b64encode(data).decode()}{_TAIL}"
 
-    @staticmethod
-    def compressed_nbytes(lines: Iterable[str]) -> int:
-        """Return the bytes of ``remaining_nbytes`` that the lines alone would take."""
-        return len(zlib.compress("".join(lines).encode()))
-
 
 def pack(lines: Iterable[str]) -> str:
     """Pack all lines into one."""

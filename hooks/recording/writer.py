@@ -2,10 +2,9 @@
 
 Training enqueues items and never waits.  The marks of a window are written as they are, in one
 line, when it has closed: who reads them makes records of them.  In a large world most ranks write
-no file, and those that do are bounded, like those of a small world beyond their first 32 MiB (see
-``bounded_window``): there, records are made here, in small slices, so that this thread does not
-take the interpreter from training.  The first
-line of a file is its header, which identifies the rank.
+no file but a summary, whose sums are made here, in small slices, so that this thread does not take
+the interpreter from training; files are bounded, like those of a small world beyond their first
+32 MiB (see ``bounded_window``).  The first line of a file is its header, which identifies the rank.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -35,13 +35,8 @@ from ..store.forecast_log import append_forecast, read_forecasts
 from ..store.place import FORECASTS, Place, write_each
 from ..store.run_folders import SAMPLES
 from ..store.run_log import STEPS, LoggedStep, RunLog, write_steps
-from ..views._canvas import CHART, Drawing, schemes
-from ..views.charts import (
-    finish_chart,
-    layouts_chart,
-    steps_chart,
-    waterfall,
-)
+from ..views._canvas import CHART, schemes
+from ..views.charts import figures
 from .answer_tables import (
     NUM_LAYOUTS,
     forecast_tables,
@@ -127,15 +122,10 @@ def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
 
 
 PAGE = "report.html"
-WIDE, NARROW = 820, 358
-"""Chart widths in pixels; the narrow one is for a phone screen of 390."""
 _MOST_CHARACTERS = 98
 """Longest table row that fits the page, in characters."""
 _SHOW_SECONDS_BELOW_S = 1800.0
 """Ends of shorter runs are shown with seconds."""
-Make: TypeAlias = "Callable[[int], Drawing | None]"
-Figures: TypeAlias = "dict[str, tuple[Drawing, Drawing]]"
-"""Charts in both widths, by their keys on the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,21 +167,6 @@ def page_of(directory: Path, answer: Answer, run_log: RunLog | None = None) -> P
     )
 
 
-def figures(page: Page) -> Figures:
-    """Return the charts that have data."""
-    makers: dict[str, Make] = {
-        "finish": lambda width: finish_chart(page.made, page.end_unix_s, width),
-        "steps": lambda width: steps_chart(page.steps, width),
-    }
-    if (known := page.answer.modelled) is not None:
-        rows = known.plan.candidates[:NUM_LAYOUTS]
-        makers["layouts"] = partial(layouts_chart, known.plan, rows)
-        for key, explained in zip(("running", "advised"), known.explained, strict=False):
-            makers[key] = partial(waterfall, explained)
-    drawn = ((key, make(WIDE), make(NARROW)) for key, make in makers.items())
-    return {key: (wide, narrow) for key, wide, narrow in drawn if wide and narrow}
-
-
 def render(page: Page, *, directory: str = "DIR") -> str:
     """Return the page as HTML; ``directory`` is the one in its commands."""
     modelled = page.answer.modelled
@@ -218,7 +193,7 @@ def render(page: Page, *, directory: str = "DIR") -> str:
         tables={one.key: one.fit_to_width(_MOST_CHARACTERS) for one in tables},
         advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
         misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
-        figures=figures(page),
+        figures=figures(page.answer, page.steps, page.made, page.end_unix_s),
         inline=lambda drawing, key: Markup(drawing.inline(key)),
         notes=page.notes,
         lines=page.answer.transcript,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from ...calib.advice.explanation import Difference, Explained, Explanation, TermTime
 from ...calib.advice.planning import Candidate, Plan
+from ...calib.answers.answer import Answer
 from ...calib.forecast.forecast_record import Forecast
 from ...calib.memory.peak import Verdict
 from ...calib.records.iso_times import format_moment
@@ -25,10 +27,12 @@ from ._canvas import (
     seconds_unit,
     text_width,
 )
+from .answer_tables import NUM_LAYOUTS
 
 NUM_DRAWN = 400
 """Maximum number of points of a line, evenly spaced over the run."""
-WIDTH = 820
+WIDTH, NARROW = 820, 358
+"""Widths in pixels; the narrow one is for a phone screen of 390."""
 _SHOW_SECONDS_BELOW_S = 1800.0
 _ROW, _BAR, _TOP = 22, 14, 27
 _MOST_LABEL = 16
@@ -38,6 +42,36 @@ _RUNNING, _OTHER, _REFUSED = "orange-dots large", "blue-dots large", "grey-ring"
 _NEAR = 3.0
 """Ratio of capacity to largest need above which the capacity line is omitted."""
 _Box: TypeAlias = "tuple[float, float, float, float]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A chart in both widths, and the section of the page that it stands in."""
+
+    section: str
+    wide: Drawing
+    narrow: Drawing
+
+
+def figures(
+    answer: Answer, steps: Sequence[LoggedStep], made: Sequence[Forecast], end_unix_s: float | None
+) -> dict[str, Figure]:
+    """Return the charts of an answer that have data, by their keys on the page."""
+    makers: dict[str, tuple[str, Callable[[int], Drawing | None]]] = {
+        "finish": ("ends", lambda width: finish_chart(made, end_unix_s, width)),
+        "steps": ("ends", lambda width: steps_chart(steps, width)),
+    }
+    if (known := answer.modelled) is not None:
+        rows = known.plan.candidates[:NUM_LAYOUTS]
+        makers["layouts"] = "layouts", partial(layouts_chart, known.plan, rows)
+        for key, explained in zip(("running", "advised"), known.explained, strict=False):
+            makers[key] = "goes", partial(waterfall, explained)
+    drawn = ((key, section, make(WIDTH), make(NARROW)) for key, (section, make) in makers.items())
+    return {
+        key: Figure(section=section, wide=wide, narrow=narrow)
+        for key, section, wide, narrow in drawn
+        if wide and narrow
+    }
 
 
 def steps_chart(points: Sequence[LoggedStep], width: int) -> Drawing | None:
