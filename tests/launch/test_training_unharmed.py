@@ -98,9 +98,9 @@ def test_the_transcript_is_printed_and_the_files_are_there(pair: Pair) -> None:
     # Training may end before its first answer, which then decides nothing.
     assert any("] ends " in line for line in lines) == any("decision:" in line for line in lines)
     for name in ("decision", "forecast", "answer", "score"):
-        value = json.loads((pair.directory / f"{name}.json").read_text(encoding="utf-8"))
+        value = json.loads((pair.directory / "latest" / f"{name}.json").read_text(encoding="utf-8"))
         assert value["schema"] and value["run_id"]
-    assert {"forecasts", "owner", "launch", "command"} <= check_written_files(pair.directory)
+    assert {"forecasts", "launch", "command"} <= check_written_files(pair.directory)
 
 
 def test_every_installed_hook_fired(pair: Pair) -> None:
