@@ -114,7 +114,9 @@ def test_each_of_three_launches_owns_what_it_wrote(
     third = (out / "latest").readlink().name
     assert third not in ("first", second.name)
     assert object_in(out / "latest" / "decision.json")["launch_id"] == third
-    assert {p.name for p in out.iterdir() if p.is_file()} == {*PLANTED, "forecasts.jsonl"}
+    # Where there is time for it, a companion also keeps its fit for the first question.
+    files = {p.name for p in out.iterdir() if p.is_file() and not p.match("fit-*.npz")}
+    assert files == {*PLANTED, "forecasts.jsonl"}
     assert reports == {p: p.read_bytes() for p in reports} and len(reports) == 2
 
     runs = {
