@@ -60,7 +60,7 @@ DISK = (
     Fault(name="no space from the first write on", rows=NOTHING, arrange=no_space),
     Fault(
         name="disk full in the middle of a line",
-        rows=Rows(steps=ALL.steps, partial=(3,)),
+        rows=Rows(steps=ALL.steps),
         strike=at(4, "begin", limit_file_size(8192)),
     ),
     Fault(
@@ -184,9 +184,9 @@ HOOKS = (
         arrange=fails("forerun.hooks.recording.writer:line_of", TypeError("not JSON"), (4,)),
     ),
     Fault(
-        name="marks of a step cannot be attributed",
+        name="marks of a step cannot be written",
         rows=Rows(steps=ALL.steps, whole=(6,), windows=(0,)),
-        arrange=fails("forerun.calib.marks.attribution:Attribution.records", IndexError("mark")),
+        arrange=fails("forerun.calib.marks.marked_window:_of_step", IndexError("mark")),
     ),
     Fault(
         name="the exit handler fails",
