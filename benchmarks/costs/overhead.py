@@ -21,11 +21,14 @@ from pathlib import Path
 import numpy as np
 
 from forerun.calib.answers.run_measurements import overhead
+from forerun.calib.records.record_kinds import WindowRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.run_options import AutoSwitch
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.session.session import Session
+from forerun.launch.store.forecast_log import read_forecasts
+from forerun.launch.store.run_log import read_steps
 
 ROOT = Path(__file__).parents[2]
 PAUSE_S = 0.002
@@ -56,6 +59,17 @@ def steps_of(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     steps = build_table(read_run(directory)).steps
     by_step = steps[steps["is_clean"]].groupby("step", sort=True)
     return by_step["time_s"].median().to_numpy(), by_step["is_hooked"].last().to_numpy()
+
+
+def first_forecast_s(directory: Path) -> float:
+    """Return the seconds from the end of the window to the first forecast; NaN without one."""
+    run = read_run(directory)
+    last = next(one.last_step for one in run.records[0] if isinstance(one, WindowRecord))
+    steps, made = read_steps(directory, run.run_id), read_forecasts(directory).made.get(run.run_id)
+    if steps is None or not made:
+        return float("nan")
+    end_unix_s = steps.set_index("iteration")["unix_s"].get(last + 1, float("nan"))
+    return made[0].now_unix_s - float(end_unix_s)
 
 
 @contextmanager
@@ -102,6 +116,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         run(Path(home), args)
         times, hooked = steps_of(Path(home))
+        print(f"first forecast {first_forecast_s(Path(home)):.1f} s after the window's last step")
     cost = overhead(times, hooked)
     bare_s = float(np.median(times[~hooked]))
     print(

@@ -154,8 +154,8 @@ PROBED_COLLECTIVES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Valued:
-    """What probes of operators and of transfers have in common."""
+class _PricedProbe:
+    """Worth, cost and memory of a probe of either kind."""
 
     value: float
     cost_s: float
@@ -168,7 +168,7 @@ class _Valued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorProbe(_Valued):
+class OperatorProbe(_PricedProbe):
     """One shape, to be run forward and backward (the optimizer: as a step)."""
 
     kind: OperatorKind
@@ -177,7 +177,7 @@ class OperatorProbe(_Valued):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveProbe(_Valued):
+class CollectiveProbe(_PricedProbe):
     """One transfer, over existing groups of role ``over`` that have the right ranks and nodes."""
 
     call: CollectiveCall

@@ -322,13 +322,13 @@ def _decision(
     if not end.steps_total:
         return undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
     hooks = measured.hooks
-    is_covered_known = layout_plan is not None and hooks.num_installed > 0
+    is_compared = layout_plan is not None and hooks.num_installed > 0
     return decide(
         request.goals,
         forecast=ahead,
         plan=layout_plan,
         recalibration_s=measured.recalibration_s,
-        coverage_frac=hooks.num_fired / hooks.num_installed if is_covered_known else None,
+        coverage_frac=hooks.num_fired / hooks.num_installed if is_compared else None,
         silent=", ".join(name for name in hooks.remarks if name.startswith("inside ")),
         host_argv=request.host_argv,
         previously_met=frozenset(Rule(value) for value in request.previously_met),

@@ -9,7 +9,6 @@ little-endian.  Times are differences to the mark before.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import operator
@@ -24,7 +23,7 @@ from typing import Any
 
 from ..errors import ForerunError, RecordError
 from ..records.flight import FlightEntry, HostSpan
-from ..records.packed import MAX_NBYTES, from_runs, to_runs
+from ..records.packed import MAX_NBYTES, from_runs, to_runs, unzipped
 from ..records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
@@ -53,10 +52,13 @@ _LISTED = ("samples", "site_weights")
 _LEVEL = 1
 """Level of compression: training's interpreter is free meanwhile, its processor is not."""
 _LENGTH_NBYTES = 4
-_DAMAGED = (
-    *(ForerunError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError),
-    *(IndexError, RecursionError, StopIteration, zlib.error, binascii.Error),
+_MOST_NBYTES = 2 * MAX_NBYTES
+"""Most bytes that the steps of one line unpack to; a full window of a device has half of that."""
+DAMAGED = (
+    *(ForerunError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError),
+    *(RecursionError, StopIteration),
 )
+"""Errors raised by a value of unknown form, those of our own checks first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ class MarkedWindow:
         Raises ``RecordError`` if what the steps share is damaged.
         """
         try:
-            head, _ = _parsed(value["head"])
+            head, _ = _parsed(unzipped(value["head"]))
             end, calls = head["end"], head["calls"]
             installed = [from_dict(one) for one in head["installed"]]
             shared_with = head["shared_with"]
@@ -130,7 +132,7 @@ class MarkedWindow:
                     gaps=tuple(map(str, calls["gaps"])),
                 ),
             )
-        except _DAMAGED as err:
+        except DAMAGED as err:
             raise RecordError(f"line with marks is damaged ({err}); skipped") from err
         return window
 
@@ -140,7 +142,7 @@ class MarkedWindow:
         for log in self.steps:
             try:
                 yield from [checked(one) for one in window.of(log) if self._is_of_use(one)]
-            except _DAMAGED as err:
+            except DAMAGED as err:
                 window.num_dropped += 1
                 window.sums.pop(log.step, None)
                 skip(f"marks of step {log.step} are inconsistent ({err!r}); skipped")
@@ -203,21 +205,20 @@ def _text(header: dict[str, Any], columns: Sequence[array[int]] = ()) -> str:
     return base64.b64encode(zlib.compress(b"".join(parts), _LEVEL)).decode()
 
 
-def _parsed(text: Any) -> tuple[dict[str, Any], memoryview]:
+def _parsed(data: bytes) -> tuple[dict[str, Any], memoryview]:
     """Return header and bytes of the columns."""
-    unzip = zlib.decompressobj()
-    data = unzip.decompress(base64.b64decode(text, validate=True), MAX_NBYTES)
     end = _LENGTH_NBYTES + int.from_bytes(data[:_LENGTH_NBYTES], "little")
-    if not unzip.eof or end > len(data):
-        raise ValueError("its bytes are cut off")
     return json.loads(data[_LENGTH_NBYTES:end]), memoryview(data)[end:]
 
 
 def _steps(texts: Sequence[Any], skip: Callable[[str], object]) -> Iterator[StepMarks]:
+    remaining_nbytes = _MOST_NBYTES
     for number, text in enumerate(texts):
         try:
-            yield _step(*_parsed(text))
-        except _DAMAGED as err:
+            data = unzipped(text, max(1, remaining_nbytes))
+            remaining_nbytes -= len(data)
+            yield _step(*_parsed(data))
+        except DAMAGED as err:
             skip(f"marks of hooked step {number} are damaged ({err}); skipped")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ..errors import ConfigError, RecordError
+from ..errors import RecordError
 from ..plain_json import JsonObject
 from ..records.cluster import Cluster, SeenNode, joined_clusters
 from ..records.packed import UNREAD, unpacked
@@ -23,27 +23,16 @@ from ..records.record_kinds import (
 )
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingDetail, RecordingPlan, recording_plan
-from .marked_window import TYPE, MarkedWindow
+from .marked_window import DAMAGED, TYPE, MarkedWindow
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="_Lines")
 _NO_LINKS = SeenNode()
 # Thousands of ranks may be missing; a line names the first.
 _NUM_NAMED = 8
-_DAMAGED = (
-    RecordError,
-    ConfigError,
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
-"""Errors raised by a value of unknown form, those of our own checks first."""
-# A file of noise has a problem in each line, and reports list them all.
-MAX_MARKS = 1 << 25
+MAX_MARKS = 1 << 24
 """Most marks of a file, which a small one could unpack to."""
+# A file of noise has a problem in each line, and reports list them all.
 MOST_PROBLEMS = 200
 """Most damaged lines that are named per file."""
 
@@ -151,7 +140,7 @@ class RankFile(_Lines):
                 continue
             try:
                 records += self._taken(line)
-            except _DAMAGED as err:
+            except DAMAGED as err:
                 self._note(str(err))
                 self.is_over = self.header is None
         self.records = tuple(records)
@@ -209,7 +198,7 @@ class SummaryFile(_Lines):
                 if not isinstance(record, RankRecord) or type(rank) is not int:
                     raise RecordError("line is not a summary of a rank; skipped")
                 rank_summaries[rank] = (*rank_summaries.get(rank, ()), record)
-            except _DAMAGED as err:
+            except DAMAGED as err:
                 self._note(str(err))
         self.summaries = rank_summaries
 

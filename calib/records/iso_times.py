@@ -48,11 +48,8 @@ def iso_time(unix_s: object) -> str:
     """
     if isinstance(unix_s, bool) or not isinstance(unix_s, (int, float)):
         return ""
-    try:
-        moment = datetime.fromtimestamp(unix_s, timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return ""
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    at = _utc(unix_s)
+    return "" if at is None else f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
@@ -63,10 +60,10 @@ def format_moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False
     >>> format_moment(0.0, -1e5), format_moment(0.0, -1e6), format_moment(0.0, -1e8)
     ('Thu 00:00 UTC', 'Thu 1 Jan 00:00 UTC', 'Thu 1 Jan 1970 00:00 UTC')
     """
-    at = _at(unix_s)
+    at = _utc(unix_s)
     if at is None:
         return _BEYOND
-    now = _at(now_unix_s)
+    now = _utc(now_unix_s)
     is_today = now is not None and at.date() == now.date()
     day = "" if is_today else _day(at, abs(unix_s - now_unix_s))
     return f"{day}{_clock(at, has_seconds=has_seconds)} UTC"
@@ -76,11 +73,11 @@ def format_span(middle_unix_s: float, late_unix_s: float, now_unix_s: float) -> 
     """Return the median and the 95 % quantile of a moment.
 
     >>> format_span(60.0, 90_000.0, 0.0)
-    '00:01 UTC (by Fri 01:00 UTC with 95 %)'
+    '00:01 UTC (by Fri 01:00 with 95 %)'
     """
     has_seconds = late_unix_s - now_unix_s < SHOW_SECONDS_BELOW_S
     text = format_moment(middle_unix_s, now_unix_s, has_seconds=has_seconds)
-    begin, end = _at(middle_unix_s), _at(late_unix_s)
+    begin, end = _utc(middle_unix_s), _utc(late_unix_s)
     if begin is None or end is None:
         late = format_moment(late_unix_s, now_unix_s, has_seconds=has_seconds)
         return f"{text} (by {late} with 95 %)"
@@ -107,7 +104,7 @@ def _to_iso(value: Any) -> Any:
     return iso_time(value)
 
 
-def _at(unix_s: float) -> datetime | None:
+def _utc(unix_s: float) -> datetime | None:
     try:
         return datetime.fromtimestamp(unix_s, tz=timezone.utc)
     except (ValueError, OverflowError, OSError):

@@ -6,7 +6,6 @@ Lines are compressed, so that a whole window fits into a file of limited size.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,15 +86,26 @@ def unpacked(lines: Iterable[str]) -> Iterator[str]:
         yield from inside
 
 
+def unzipped(text: str, most_nbytes: int = MAX_NBYTES) -> bytes:
+    """Return the bytes that base64 text unpacks to; raise ``ValueError`` if it is damaged, or if
+    they are more than a limit."""
+    unzip = zlib.decompressobj()
+    try:
+        data = unzip.decompress(base64.b64decode(text, validate=True), most_nbytes)
+    except zlib.error as err:
+        raise ValueError(str(err)) from err
+    if not unzip.eof:
+        raise ValueError(f"it is cut off, or unpacks to more than {most_nbytes} bytes")
+    return data
+
+
 def _inside(line: str) -> list[str]:
     try:
-        data = base64.b64decode(json.loads(line)["data"], validate=True)
-        unzip = zlib.decompressobj()
-        text = unzip.decompress(data, MAX_NBYTES)
+        text = unzipped(json.loads(line)["data"])
         if text.count(b"\n") > MAX_LINES:
             raise ValueError(f"more than {MAX_LINES} lines")
         return text.decode().splitlines(keepends=True)
-    except (ValueError, KeyError, TypeError, RecursionError, zlib.error, binascii.Error) as err:
+    except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise RecordError(f"packed line is damaged ({err}); skipped") from err
 
 

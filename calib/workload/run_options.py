@@ -19,7 +19,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import ConfigError
 from ..units import DAY_S, HOUR_S
 
 
@@ -54,7 +53,8 @@ class DeviceChoice(Enum):
 
 
 Reader: TypeAlias = "tuple[str, Callable[[str], Any]]"
-"""What an option must be, in words, and its value of a text; ``ValueError`` if it is not so."""
+"""Rule for the text of an option, in words, and the function that reads such a text; it raises
+``ValueError`` for any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +69,6 @@ class Flag:
     """Default value as text for display."""
     description: str
     """Description for the reference."""
-
-    def read(self, text: str, written: str) -> Any:
-        """Return the value of a text; ``ConfigError`` names it as ``written`` if it has none."""
-        rule, read = self.reader
-        try:
-            return read(text)
-        except (ValueError, OverflowError, OSError):
-            message = f"{written}: must be {rule}; give one such as {self.example}"
-            raise ConfigError(message) from None
 
 
 def _whole(low: int) -> Reader:
@@ -100,12 +91,12 @@ def _matched(text: str, pattern: str) -> str:
     raise ValueError(text)
 
 
-def _moment(text: str) -> float:
-    """Return Unix seconds; a time without an offset is local to the node."""
+def _moment(text: str) -> float | datetime:
+    """Return Unix seconds, or a time as written, which may be local."""
     with suppress(ValueError):
         return _within(math.ulp(0.0), float(text), sys.float_info.max)
     # Python 3.10 does not parse the Z.
-    return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
+    return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
 
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": HOUR_S, "d": DAY_S}
@@ -155,10 +146,11 @@ def _option(
     return field(default=default, metadata={"flag": flag})
 
 
-def _choice(default: Enum, name: str, description: str) -> Any:
-    words = [str(member.value) for member in type(default)]
+def _choice(default: Enum, name: str, description: str, *, example: str = "") -> Any:
+    words, shown = [str(member.value) for member in type(default)], str(default.value)
     reader = " or ".join(words), type(default)
-    return _option(default, name, reader, "|".join(words), description, shown=str(default.value))
+    metavar = "|".join(words)
+    return _option(default, name, reader, metavar, description, shown=shown, example=example)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,8 +258,11 @@ class RunOptions:
     slurm_comment: Switch = _choice(
         Switch.OFF, "slurm-comment",
         "`on` sets the comment of the Slurm job to progress and end, at most once a minute",
+        example="on",
     )  # fmt: skip
-    device: DeviceChoice = _choice(DeviceChoice.AUTO, "device", "`cpu` installs the stand-in")
+    device: DeviceChoice = _choice(
+        DeviceChoice.AUTO, "device", "`cpu` installs the stand-in", example="cpu"
+    )
     trace: AutoSwitch = _choice(
         AutoSwitch.AUTO, "trace",
         "one step after the window under PyTorch's profiler: kernels by operator; `auto`: on a GPU "

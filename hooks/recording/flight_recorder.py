@@ -137,7 +137,7 @@ class FlightRecorder:
 
 
 class FlightWindow:
-    """Flight data of one window; dumped once, outside training, when its first records are made.
+    """Flight data of one window, to be read once, outside training.
 
     ``dumps`` has that of each backend's recorder, None where there is none.
     """

@@ -23,7 +23,7 @@ from ...calib.workload.choices import NAMED_CHOICES, layout_label
 from ...calib.workload.config import Batch, RunConfig
 from ...hooks.process.interpreter import install_command, is_installed
 from ..options.flags import read_cluster
-from ..store.run_folders import SAMPLES, missing_run_message, object_of_run, top_of
+from ..store.run_folders import DECISION, SAMPLES, missing_run_message, object_of_run, top_of
 from ._answer_types import PrintableAnswer
 from .other_run import OtherRun
 
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from ..views.table import ReportTable
     from ._layout_answers import ExplainAnswer, Named, Options, PlanAnswer, Prediction, Searching
     from ._report_answer import ReportAnswer
-
-
-_DECISION = "decision.json"
 
 
 @contextmanager
@@ -122,10 +119,10 @@ class Run(PrintableAnswer):
         """Last published advice; without that file, the report's."""
         from ...calib.advice.decision import Decision
 
-        value = self._read_published(_DECISION)
+        value = self._read_published(DECISION)
         if value is None:
             return self.report().answer.decision
-        with _named_file(_DECISION):
+        with _named_file(DECISION):
             return Decision.from_json(value)
 
     @cached_property

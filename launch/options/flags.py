@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ...calib.arguments.option_words import options_of
 from ...calib.errors import ConfigError
 from ...calib.records.cluster import KEYS, StatedNodes, stated_nodes
 from ...calib.workload.argument_values import option_of
-from ...calib.workload.run_options import Goals, RunOptions, options
+from ...calib.workload.run_options import Flag, Goals, RunOptions, options
 from ...hooks.process import interpreter
 from ...hooks.process.ranks import SIZES, run_id
 from ...hooks.process.settings import CadenceHint, RankInfo, Settings, environ_number
@@ -49,9 +50,9 @@ def parse(
     # The program may change to another directory.
     values: dict[str, Any] = {"directory": RunOptions().directory.absolute()}
     if device := environ.get(DEVICE):
-        values["device"] = _OPTIONS["device"][0].read(device, f"{DEVICE}={device}")
+        values["device"] = _read(_OPTIONS["device"][0], device, f"{DEVICE}={device}")
     if limit := environ.get(LIMIT):
-        values["limit_unix_s"] = _OPTIONS["deadline"][0].read(limit, f"{LIMIT}={limit}")
+        values["limit_unix_s"] = _read(_OPTIONS["deadline"][0], limit, f"{LIMIT}={limit}")
     values |= dict(_value(flag) for flag in calibrate_flags if flag not in FLAGS)
     goals = Goals(**{name: values.pop(name) for name in Goals.__slots__ if name in values})
     if python := values.get("python", ""):
@@ -124,8 +125,23 @@ def _value(written: str) -> tuple[str, Any]:
     if not equals or not text:
         example = f"{first}-{name}={flag.example}"
         raise ConfigError(f"{written}: needs a value after '='; for example {example}")
-    value = flag.read(text, written)
-    return spec.name, value.absolute() if isinstance(value, Path) else value
+    return spec.name, _read(flag, text, written)
+
+
+def _read(flag: Flag, text: str, written: str) -> Any:
+    """Return the value of a text; ``ConfigError`` names it as ``written`` if it has none.
+
+    A path is relative to this directory, and a time without an offset local to this node.
+    """
+    rule, read = flag.reader
+    try:
+        value = read(text)
+        if isinstance(value, datetime):
+            return value.timestamp()
+    except (ValueError, OverflowError, OSError):
+        message = f"{written}: must be {rule}; give one such as {flag.example}"
+        raise ConfigError(message) from None
+    return value.absolute() if isinstance(value, Path) else value
 
 
 _OPTIONS = {flag.name: (flag, spec) for flag, spec in options()}

@@ -18,7 +18,7 @@ from ...calib.records.iso_times import LONGEST_S, with_iso_times
 from ...calib.records.run_values import LAUNCH, MARKER, RUNS
 from ...hooks.process.host_wandb import FORECAST
 from ...hooks.process.launch_identity import LAUNCH_ID, is_launch_id, new_launch_id, safe_launch_id
-from .run_folders import command_words, decoded_or_empty, finite_number, read_object
+from .run_folders import DECISION, command_words, decoded_or_empty, finite_number, read_object
 
 STOP_REQUEST = "stop-request.json"
 """Request of the wrapper to save and stop, because the scheduler is about to end the job."""
@@ -26,7 +26,7 @@ REQUEST_RULE = "request"
 """Rule of a stop that the wrapper requested."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """First of Slurm's reserved step ids, for the batch script and the like."""
-_READ = (LAUNCH, MARKER, FORECAST, "decision.json")
+_READ = (LAUNCH, MARKER, FORECAST, DECISION)
 
 
 def launch_id(environ: Mapping[str, str]) -> str:
@@ -139,7 +139,7 @@ class LaunchFiles:
     def advised_command(self) -> tuple[str, ...]:
         """Return the command line with the advised layout from ``decision.json``; empty without
         one."""
-        return command_words((self._read("decision.json") or {}).get("command"))
+        return command_words((self._read(DECISION) or {}).get("command"))
 
     def _read(self, name: str) -> Mapping[str, Any] | None:
         value = self._new(self.folder / name)

@@ -1,4 +1,4 @@
-"""Where a companion writes: the folder of its launch below ``runs``, and the link ``latest`` to it.
+"""Folder of a launch below ``runs``, in which its companion writes, and the link ``latest`` to it.
 
 Standard library only: a companion notes its run before it loads anything else.
 """

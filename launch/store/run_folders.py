@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 
 LATEST = "latest"
 """Link in a directory to the folder of the launch whose first answer is the newest."""
+DECISION = "decision.json"
+"""Newest advice of a run."""
 SAMPLES = "samples.parquet"
 """Sample table of a run, next to its answers."""
 

@@ -29,6 +29,7 @@ from ...hooks.process.host_wandb import FORECAST
 from ...hooks.process.interpreter import is_installed
 from ..store.forecast_log import Logged, read_forecasts
 from ..store.run_folders import (
+    DECISION,
     began,
     decoded_or_empty,
     finite_number,
@@ -66,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     return watch(args) if args.watch else status(args)
 
 
-_DECISION, _DRIFT = "decision.json", "drift.json"
-_READ = (STATUS, FORECAST, _DECISION, _DRIFT, MARKER)
+_DRIFT = "drift.json"
+_READ = (STATUS, FORECAST, DECISION, _DRIFT, MARKER)
 
 
 class State(Enum):
@@ -269,7 +270,7 @@ class _Launch:
 
     def _decision(self) -> dict[str, Any]:
         """Return the action, and the reason of the stop, else the decision's strongest reason."""
-        value = self._values.get(_DECISION, {})
+        value = self._values.get(DECISION, {})
         rows = _objects(value, "reasons")
         rows.sort(key=lambda one: (bool(one.get("is_met")), finite_number(one.get("probability"))))
         texts = [row.get("text") for row in rows] + [self._values.get(MARKER, {}).get("reason")]

@@ -33,7 +33,7 @@ from ...hooks.process.host_wandb import FORECAST
 from ...leaves import leaf
 from ..store.forecast_log import append_forecast, read_forecasts
 from ..store.place import FORECASTS, Place, write_each
-from ..store.run_folders import SAMPLES
+from ..store.run_folders import DECISION, SAMPLES
 from ..store.run_log import STEPS, LoggedStep, RunLog, write_steps
 from ..views._canvas import CHART, schemes
 from ..views.charts import figures
@@ -46,7 +46,6 @@ from .answer_tables import (
 
 REQUEST = "request.json"
 ANSWER = "answer.json"
-DECISION = "decision.json"
 SCORE = "score.json"
 TRACE = "timeline.json.gz"
 _PRIVATE = (REQUEST, ANSWER, DECISION)

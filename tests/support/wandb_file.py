@@ -69,6 +69,8 @@ def _records(data: bytes) -> Iterator[bytes]:
             continue
         _, size, kind = _HEADER.unpack_from(data, place)
         body = data[place + _HEADER.size : place + _HEADER.size + size]
+        if len(body) < size:
+            return  # It is being written.
         place += _HEADER.size + size
         parts = body if kind in (_FULL, _FIRST) else parts + body
         if kind in (_FULL, _LAST):
