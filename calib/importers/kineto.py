@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import ConfigError, RecordError
+from ..records.chrome_trace import from_chrome, whole_number
 from ..records.kineto_trace import (
     KERNEL,
     SHAPES,
@@ -44,13 +45,11 @@ from .kineto_origins import (
     HostEvents,
     KernelOrigin,
     TraceShares,
-    from_chrome,
     is_node,
     is_recomputed_operation,
     kernel_frame,
     origins,
     trace_shares,
-    whole_number,
 )
 
 Dims = Sequence[Sequence[int]]

@@ -86,7 +86,7 @@ class MarkedWindow:
         remaining_nbytes = math.inf if limit_nbytes is None else limit_nbytes
         for log in self.steps:
             try:
-                text = _text(*_of_step(log))
+                text = packed_step(log)
             except Exception as err:
                 on_fault(err)
                 continue
@@ -162,6 +162,16 @@ def _window_record(record: Record) -> WindowRecord:
     if not isinstance(record, WindowRecord):
         raise RecordError(f"the end of a window is a {type(record).__name__}")
     return record
+
+
+def packed_step(log: StepMarks) -> str:
+    """Return the marks of one step as text."""
+    return _text(*_of_step(log))
+
+
+def unpacked_step(text: Any) -> StepMarks:
+    """Return the step of ``packed_step``; raises one of ``DAMAGED`` for another text."""
+    return _step(*_parsed(unzipped(text)))
 
 
 def _of_step(log: StepMarks) -> tuple[dict[str, Any], list[array[int]]]:

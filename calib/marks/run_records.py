@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from ..records.record_kinds import (
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingDetail, RecordingPlan, recording_plan
 from .marked_window import DAMAGED, TYPE, MarkedWindow
+from .traced_step import TracedStep
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="_Lines")
@@ -112,10 +113,18 @@ class _Lines:
             self.problems.append(f"{self.name}:{self.num_lines}: {problem}")
 
 
+def _no_trace(name: str) -> object:
+    raise RecordError(f"{name} is not here; copy it beside the rank's file")
+
+
 @dataclass(slots=True)
 class RankFile(_Lines):
-    """A rank's file; ``header`` and ``config`` are None until their lines were taken."""
+    """A rank's file; ``header`` and ``config`` are None until their lines were taken.
 
+    ``read_trace`` returns the value of the file of a trace, which lies beside it.
+    """
+
+    read_trace: Callable[[str], object] = _no_trace
     header: Header | None = None
     config: RunConfig | None = None
     loop: LoopRecord | None = None
@@ -158,6 +167,8 @@ class RankFile(_Lines):
         value = _parse_json(line)
         if value.get("type") == TYPE:
             return self._of_window(MarkedWindow.from_json(value, self._note))
+        if value.get("type") == TracedStep.TYPE:
+            return [*TracedStep.from_json(value).records(self.read_trace)]
         record = from_dict(value)
         if isinstance(record, RunRecord):
             self.config = RunConfig.from_json(record.config)

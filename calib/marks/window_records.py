@@ -32,7 +32,7 @@ from ..records.record_kinds import (
     WindowRecord,
 )
 from ..workload.collectives import Collective
-from .attribution import Attribution
+from ._attribution import Attribution
 from .step_marks import BITS, NO_TIME, STEP_STREAM, Code, StepMarks, TransferKind, unpack_mark
 from .window_calls import KnownGroup, WindowCalls
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -74,8 +74,6 @@ _IN_KERNEL = re.compile(
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast)|cross_device_reduce",
     re.IGNORECASE,
 )
-Paced = Callable[[Iterable[Any]], Iterable[Any]]
-"""Passes items through unchanged, pausing between them if there is something to wait for."""
 _WRAPPERS = ("autograd::", "torch::autograd", "c10d::", "torch::jit")
 
 
@@ -198,9 +196,9 @@ def kernel_collective(name: str) -> Collective | None:
     return collective_named(name_match[1]) if name_match[1] else Collective.ALL_REDUCE
 
 
-def work_of(events: Sequence[TraceEvent], paced: Paced = iter) -> list[TracedWork]:
+def work_of(events: Sequence[TraceEvent]) -> list[TracedWork]:
     """Return the device's work in launch order, or the host's if the device had none."""
-    work = device_work(events, paced=paced) or _host_work(events, paced)
+    work = device_work(events) or _host_work(events)
     return sorted(work, key=lambda item: (item.launched_ns, item.start_ns))
 
 
@@ -249,12 +247,11 @@ def products_of(work: Sequence[TracedWork]) -> list[Sequence[TracedWork]]:
 def device_work(
     events: Sequence[TraceEvent],
     categories: frozenset[str] = DEVICE_WORK,
-    paced: Paced = iter,
 ) -> list[TracedWork]:
     """Return the device's work in event order, without work whose launch is unknown."""
-    launches = Launches(events, paced=paced)
+    launches = Launches(events)
     traced_work = []
-    for event in paced(events):
+    for event in events:
         if event.category not in categories:
             continue
         launch, call = launches.of(event)
@@ -305,11 +302,11 @@ def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | N
     return None if collective is None else TracedCollective(collective=collective, group="")
 
 
-def _host_work(events: Sequence[TraceEvent], paced: Paced) -> list[TracedWork]:
+def _host_work(events: Sequence[TraceEvent]) -> list[TracedWork]:
     """Return the framework's outermost operations on each thread, which do not overlap."""
     ends: dict[int, int] = {}
     traced_work = []
-    for event in paced(sorted(_operations(paced(events)), key=_outer_first)):
+    for event in sorted(_operations(events), key=_outer_first):
         if event.start_ns < ends.get(event.thread, event.start_ns):
             continue
         ends[event.thread] = event.end_ns
@@ -377,13 +374,12 @@ class Launches:
         self,
         events: Sequence[TraceEvent],
         host_categories: frozenset[str] = frozenset({CPU_OP}),
-        paced: Paced = iter,
     ) -> None:
         self._events = events
         self._host_categories = host_categories
         self.by_correlation: dict[int, TraceEvent] = {}
         self._operations: dict[int, TraceEvent] = {}
-        for event in paced(events):
+        for event in events:
             if event.category == CPU_OP and event.number:
                 self._operations[event.number] = event
             elif event.category in RUNTIME and event.correlation:

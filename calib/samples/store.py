@@ -7,10 +7,13 @@ run that is still being written is read incrementally, from the end of the last 
 
 from __future__ import annotations
 
+import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -21,6 +24,7 @@ import pyarrow.parquet as pq
 
 from ..errors import RecordError
 from ..marks.run_records import RankFile, RunRecords, SummaryFile, join_ranks, parse_header
+from ..marks.traced_step import MAX_TRACE_NBYTES, TRACE
 from ..plain_json import parse_json
 from ..records.cluster import LINKS, Cluster, SeenNode
 from ..records.files import Tail, replace_by
@@ -190,7 +194,22 @@ def _links(folder: Path) -> SeenNode:
 
 def rank_file(path: Path) -> RankFile:
     """Return a rank's file before it is read; reports name it with its run."""
-    return RankFile(f"{path.parent.name}/{path.name}")
+    return RankFile(f"{path.parent.name}/{path.name}", read_trace=partial(_read_trace, path.parent))
+
+
+def _read_trace(folder: Path, name: str) -> object:
+    if not TRACE.fullmatch(name):
+        raise RecordError(f"{name!r} is not the name of a trace; skipped")
+    try:
+        with gzip.open(folder / name) as file:
+            data = file.read(MAX_TRACE_NBYTES + 1)
+        if len(data) > MAX_TRACE_NBYTES:
+            raise ValueError(f"it has more than {MAX_TRACE_NBYTES >> 20} MiB")
+        return parse_json(data)
+    except FileNotFoundError:
+        raise RecordError(f"{name} is not here; copy it beside the rank's file") from None
+    except (OSError, EOFError, zlib.error, ValueError) as err:
+        raise RecordError(f"{name} cannot be read ({err}); skipped") from err
 
 
 def _read_into(path: Path, file: _F) -> _F:

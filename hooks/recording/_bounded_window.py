@@ -83,7 +83,7 @@ class BoundedWindow:
         if self._part is RecordingDetail.WATCH:
             return False
         if isinstance(record, StepRecord | PhaseRecord | RunRecord):
-            return self._spend(len(line))
+            return self.spend(len(line))
         if len(self._aside) < MAX_ASIDE:
             self._aside.append(line)
         return False
@@ -97,7 +97,7 @@ class BoundedWindow:
             if not packer.add(lines[start : start + _BATCH]):
                 break
         line = packer.line() if lines else ""
-        return line if self._spend(len(line)) else ""
+        return line if self.spend(len(line)) else ""
 
     def close(
         self, window: WindowRecords, record: WindowRecord, coverage: tuple[CoverageRecord, ...]
@@ -119,7 +119,7 @@ class BoundedWindow:
         )
         aside = self.aside()
         line = marked.to_line(self._on_fault, self._remaining_nbytes // 2 - ENDS_NBYTES)
-        is_written = self._spend(len(line)) or self._is_small
+        is_written = self.spend(len(line)) or self._is_small
         return ClosedWindow(lines=(aside, *([line] if is_written else [])))
 
     def _records(self, window: WindowRecords, log: StepMarks) -> Iterator[Record]:
@@ -130,7 +130,8 @@ class BoundedWindow:
             self._on_fault(err)
             window.sums.pop(log.step, None)
 
-    def _spend(self, nbytes: int) -> bool:
+    def spend(self, nbytes: int) -> bool:
+        """Return True if the file has room for so many more bytes, which are then taken."""
         if nbytes > self._remaining_nbytes:
             return False
         self._remaining_nbytes -= nbytes

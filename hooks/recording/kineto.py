@@ -7,18 +7,22 @@ and in mid-step a rank could wait for a transfer that its peer begins only after
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...calib.marks.traced_step import MARK, TracedStep
 from ...calib.units import format_bytes
 from ..sensors.recorder import Recorder
 from ..sensors.stopwatch import HostReadings
-from .traced import MARK, TracedStep
+from .writer import ExportedStep
 
 _INJECTED = {
     "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
@@ -85,7 +89,7 @@ class TraceStopwatch:
         return self.num_marks
 
     def end_step(self) -> HostReadings:
-        """Return empty readings, replaced by the trace's times once it has been read."""
+        """Return empty readings: the marks remain numbers of the trace's events."""
         return HostReadings()
 
 
@@ -122,8 +126,13 @@ class Tracer:
         self._profile.start_trace()
         self._is_running = True
 
-    def end(self) -> TracedStep | None:
-        """Close the log and stop; None if no pass was recorded.  Safe to call in any state."""
+    def end(self, *, is_recorded: bool = True) -> ExportedStep | None:
+        """Close the log, stop and export the trace; None if no pass was recorded or nothing shall
+        be.
+
+        Safe to call in any state.  The export needs the interpreter, a few microseconds for each
+        event; here it delays a step that is no measurement, on all ranks at once.
+        """
         log = self._recorder.close()
         self._recorder.stopwatch = self._original_stopwatch
         profile, self._profile = self._profile, None
@@ -138,15 +147,27 @@ class Tracer:
         finally:
             for name, value in self._variables.items():
                 _put_back(name, value)
-        if log is None or profile is None or not is_running:
+        if log is None or profile is None or not is_running or not is_recorded:
             return None
-        return TracedStep(
+        step = TracedStep(
             log=log,
-            events=profile.profiler.kineto_results.events,
+            trace="",
             num_marks=self._stopwatch.num_marks,
             first_transfer=self._stopwatch.first_transfer,
             is_device=self._is_device,
         )
+        return ExportedStep(step=step, file=_exported(profile))
+
+
+def _exported(profile: Any) -> Path:
+    """Return the trace in a new folder of this node, since a shared file system may be slow."""
+    file = Path(tempfile.mkdtemp(prefix="forerun-")) / "trace.json"
+    try:
+        profile.export_chrome_trace(str(file))
+    except BaseException:
+        shutil.rmtree(file.parent)
+        raise
+    return file
 
 
 @contextmanager

@@ -1,30 +1,35 @@
 """One thread and one bounded queue per rank: records to ``records/<run>/rank-<n>.jsonl``.
 
 Training enqueues items and never waits.  The marks of a window are written as they are, in one
-line, when it has closed: who reads them makes records of them.  In a large world most ranks write
-no file but a summary, whose sums are made here, in small slices, so that this thread does not take
-the interpreter from training; files are bounded, like those of a small world beyond their first
-32 MiB (see ``bounded_window``).  The first line of a file is its header, which identifies the rank.
+line, when it has closed: who reads them makes records of them, and of the trace of a step, which is
+compressed into a file beside it.  In a large world most ranks write no file but a summary, whose
+sums are made here, in small slices, so that this thread does not take the interpreter from
+training; files are bounded, like those of a small world beyond their first 32 MiB (see
+``_bounded_window``).  The first line of a file is its header, which identifies the rank.
 """
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
 import os
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ...calib.errors import RecordError, unwritable
 from ...calib.marks.marked_window import MarkedWindow
 from ...calib.marks.run_records import parse_header
+from ...calib.marks.traced_step import COVERAGE, MAX_TRACE_NBYTES, TracedStep
 from ...calib.marks.window_records import WindowRecords
-from ...calib.records.files import open_owned
+from ...calib.records.files import open_owned, replace_by
 from ...calib.records.record_kinds import SCHEMA, CoverageRecord, Header, Record, WindowRecord
 from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
 from ..process.guard import THREAD_NAME_PREFIX, Guard, is_failing
@@ -47,6 +52,7 @@ MAX_EARLY = 1000
 FAILING_S = 3.0
 """Longest delay of a process's end after an error."""
 _IDLE_S = 1.0
+_PIECE_NBYTES = 1 << 20
 # A header has 2 to 5 kB; a file with a longer first line is not ours.
 _MAX_HEADER_NBYTES = 65_536
 
@@ -61,7 +67,19 @@ class WindowEnd:
     flight: FlightWindow = field(default_factory=FlightWindow)
 
 
-Item = Record | StepLog | WindowEnd | RecordingPlan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedStep:
+    """A step under the profiler; ``file`` is its trace, alone in a temporary folder."""
+
+    step: TracedStep
+    file: Path
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.file.parent, ignore_errors=True)
+
+
+Item = Record | StepLog | WindowEnd | RecordingPlan | ExportedStep
 
 
 class RecordWriter:
@@ -180,6 +198,8 @@ class RecordWriter:
             self._write_window(item)
         elif isinstance(item, RecordingPlan):
             self._begin(item)
+        elif isinstance(item, ExportedStep):
+            self._write_traced(item)
         elif item is not None:
             self._write_now(item)
         else:
@@ -210,6 +230,24 @@ class RecordWriter:
         line = line_of(record)
         if self._bounded is None or self._bounded.takes(record, line):
             self._write([line])
+
+    def _write_traced(self, exported: ExportedStep) -> None:
+        """Compress the trace into the run's folder, and write the step that it is of."""
+        name = f"trace-{self._header().rank:05d}-{os.urandom(4).hex()}.json.gz"
+        line = replace(exported.step, trace=name).to_line()
+        try:
+            with exported.file.open("rb") as trace:
+                if os.fstat(trace.fileno()).st_size > MAX_TRACE_NBYTES:
+                    raise OSError(f"it has more than {MAX_TRACE_NBYTES >> 20} MiB")
+                replace_by(self._path.with_name(name), partial(_compress, trace))
+            if self._bounded is None or self._bounded.spend(len(line)):
+                self._write([line])
+        except OSError as err:
+            remark = f"{COVERAGE} skipped: {err}"
+            window = exported.step.log.window
+            self._write_now(CoverageRecord(window=window, name=remark, installed=0, fired=0))
+        finally:
+            exported.discard()
 
     def _write_rest(self) -> None:
         """Write the steps of an unfinished window as the process ends, unless there is an
@@ -305,6 +343,12 @@ class RecordWriter:
             self._exchange.hand_over(end.record.window, closed.message, on_complete=end.on_written)
         elif end.on_written is not None:
             end.on_written()
+
+
+def _compress(trace: IO[bytes], file: IO[bytes]) -> None:
+    """Compress a trace in pieces, each without the interpreter."""
+    with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
+        shutil.copyfileobj(trace, packed, _PIECE_NBYTES)
 
 
 def header_of(

@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ...calib.marks.step_marks import NO_TIME, STEP_STREAM, Issued
@@ -32,25 +32,19 @@ DeviceEvent = Any
 
 
 class HostReadings:
-    """Marks that are nanoseconds already, or indices of a sequence of times in nanoseconds."""
+    """Marks that are nanoseconds already, or events of a trace that is read later."""
 
     num_dropped = 0
     issued: Issued | None = None
     """None: no device follows the host."""
-
-    def __init__(self, times_ns: Sequence[int] | None = None) -> None:
-        self._times_ns = times_ns
 
     def is_ready(self, end_s: float = math.inf) -> bool:
         """Return True."""
         return True
 
     def read(self, marks: array[int]) -> array[int]:
-        """Return ``marks`` itself, or the times of ``marks``."""
-        if self._times_ns is None:
-            return marks
-        times = self._times_ns
-        return array("q", [times[mark] if mark != NO_TIME else NO_TIME for mark in marks])
+        """Return ``marks`` itself."""
+        return marks
 
     def streams(self, marks: array[int]) -> array[int]:
         """Return an empty array: all marks are on one time line."""

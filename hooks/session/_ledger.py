@@ -172,12 +172,11 @@ class Ledger:
         self._first = None
         self._num_late_steps, self._late_s = 0, 0.0
 
-    def drain(self, *, step_s: float = math.inf, is_end_deferred: bool = False) -> None:
+    def drain(self, *, step_s: float = math.inf) -> None:
         """Pass on the steps whose marks can be read by now, then the window's end.
 
         Reading takes a share of a step of ``step_s``; if that does not suffice within a few steps
-        and seconds of the window's end, the rest is dropped and reported.  ``is_end_deferred``
-        delays the end while records of the window are still to come.
+        and seconds of the window's end, the rest is dropped and reported.
         """
         frac = READ_FRAC if self._ending is None else LATE_READ_FRAC
         self._read(time.perf_counter() + max(LEAST_READ_S, frac * step_s))
@@ -186,7 +185,7 @@ class Ledger:
         self._num_late_steps, self._late_s = self._num_late_steps + 1, self._late_s + step_s
         if self._num_late_steps > MOST_LATE_STEPS and self._late_s > MOST_LATE_S:
             self._drop_pending()
-        if not self._pending and not is_end_deferred:
+        if not self._pending:
             ending, self._ending = self._ending, None
             self._writer.put(replace(ending, record=self._counted(ending.record)))
 

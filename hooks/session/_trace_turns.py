@@ -1,4 +1,4 @@
-"""Turns of trace, hooks and probes: the traced step of a window, read in a thread of its own.
+"""Turns of trace, hooks and probes.
 
 The profiler belongs to the process: if anything else is profiled, no step is traced, and the reason
 is recorded.
@@ -7,15 +7,15 @@ is recorded.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...calib.marks.traced_step import COVERAGE
 from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
 from ...calib.workload.config import RunConfig
 from ...calib.workload.run_options import AutoSwitch
 from ...leaves import leaf
-from ..process.guard import THREAD_NAME_PREFIX, Guard
+from ..process.guard import Guard
 from ..process.host import Host, WeakHost
 from ..process.inspection import weights
 from ..process.interpreter import is_installed
@@ -27,36 +27,28 @@ if TYPE_CHECKING:
     from ..probing.probes import Probing
     from ..process.host import Host
     from ..recording.kineto import Tracer
-    from ..recording.traced import TracedStep
+    from ..recording.writer import ExportedStep
     from ._mark_budget import MarkBudget
     from .instruments import Instruments
 
 
-COVERAGE = "trace"
-_TIMEOUT_S = 20.0
-
-
 class Tracing:
-    """At most one traced step at a time; ``put`` accepts records from any thread."""
+    """At most one traced step at a time; ``put`` takes what goes to the rank's file."""
 
-    def __init__(self, choice: AutoSwitch, guard: Guard, put: Callable[[Record], bool]) -> None:
+    def __init__(
+        self, choice: AutoSwitch, put: Callable[[CoverageRecord | ExportedStep], bool]
+    ) -> None:
         self._choice = choice
-        self._guard = guard
         self._put = put
         self._tracer: Tracer | None = None
         self._instruments: Instruments | None = None
-        self._thread: threading.Thread | None = None
+        self._window = 0
 
     def is_wanted(self, instruments: Instruments) -> bool:
         """Return True if the window has a traced step, the same on all ranks of a run."""
         if self._choice is AutoSwitch.AUTO:
             return instruments.is_traceable
         return self._choice is AutoSwitch.ON
-
-    @property
-    def is_reading(self) -> bool:
-        """True while records of a traced step are still to come."""
-        return self._thread is not None and self._thread.is_alive()
 
     def begin(self, instruments: Instruments | None, *, step: int, window: int) -> set[StepFlag]:
         """Trace this step and return its flag; or no flag, with the reason in the coverage."""
@@ -67,52 +59,33 @@ class Tracing:
         is_device = instruments.device != "cpu"
         reason = reason_against(step, is_device=is_device, is_graphed=instruments.is_graphed)
         if reason:
-            self._put_remark(window, f"{COVERAGE} skipped: {reason}")
+            self._skip(reason, window)
             return set()
-        self._instruments = instruments
+        self._instruments, self._window = instruments, window
         self._tracer = Tracer(instruments.recorder, is_device=is_device)
         self._tracer.begin()
         instruments.put_on(step=step, window=window, is_traced=True)
         return {StepFlag.TRACED}
 
     def end(self, *, is_recorded: bool = True) -> None:
-        """Stop the profiler after the step, remove the hooks, and read the trace in another
-        thread."""
+        """Stop the profiler after the step, remove the hooks, and hand the trace to the writer."""
         tracer, self._tracer = self._tracer, None
         instruments, self._instruments = self._instruments, None
+        traced = None
         try:
-            traced = tracer.end() if tracer is not None else None
+            traced = tracer.end(is_recorded=is_recorded) if tracer is not None else None
+        except OSError as err:
+            self._skip(f"its file cannot be written ({err})", self._window)
         finally:
             if instruments is not None:
                 instruments.take_off()
-        if traced is not None and is_recorded:
-            read = self._guard.protect(self._read)
-            self._thread = threading.Thread(
-                target=read, args=(traced,), name=f"{THREAD_NAME_PREFIX}trace", daemon=True
-            )
-            self._thread.start()
+        if traced is not None and not self._put(traced):
+            traced.discard()
 
-    def finish(self) -> None:
-        """Stop a running trace at the end of the process, and wait for one being read."""
-        self.end(is_recorded=False)
-        if self._thread is not None:
-            self._thread.join(_TIMEOUT_S)
-
-    def _read(self, traced: TracedStep) -> None:
-        records = traced.records()
-        for record in records:
-            self._put(record)
-        window = traced.log.window
-        if traced.problem:
-            self._put_remark(window, f"{COVERAGE}: {traced.problem}")
-        else:
-            self._put(CoverageRecord(window=window, name=COVERAGE, installed=1, fired=1))
-        if traced.remark:
-            self._put_remark(window, f"{COVERAGE}: {traced.remark}")
-
-    def _put_remark(self, window: int, name: str) -> None:
+    def _skip(self, reason: str, window: int) -> None:
         """Record a remark, which has no hooks that could fire, and so does not count as
         coverage."""
+        name = f"{COVERAGE} skipped: {reason}"
         self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
 
 

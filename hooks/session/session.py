@@ -89,7 +89,7 @@ class Session:
             clock=self._clock,
         )
         self._length = RunLength(settings)
-        self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
+        self._tracing = Tracing(settings.trace, self._writer.put)
         self._protect_entry_points()
 
     def settle_at_training(self, on_training: Callable[[], object]) -> None:
@@ -304,7 +304,7 @@ class Session:
         self._report(step, plan, duration_ns)
         if self._index > 1:  # the first step connects and compiles
             self._least_step_s = min(self._least_step_s, duration_ns / NS_PER_S)
-        self._drain(duration_ns / NS_PER_S)
+        self._ledger.drain(step_s=duration_ns / NS_PER_S)
 
     def _report(self, step: OpenStep, plan: StepPlan, duration_ns: int) -> None:
         if plan.window is not None:
@@ -320,9 +320,6 @@ class Session:
         self._fitting.drop()
         if not self._is_finished:  # from Python 3.12 on no thread starts while a process ends
             self._orders.listen()
-
-    def _drain(self, step_s: float = math.inf) -> None:
-        self._ledger.drain(step_s=step_s, is_end_deferred=self._tracing.is_reading)
 
     def _begin_bracket(self, name: str) -> None:
         self._brackets.setdefault(name, self._clock())
@@ -381,16 +378,16 @@ class Session:
         if self._is_finished:
             return
         self._is_finished = True
-        self._tracing.finish()
+        self._tracing.end(is_recorded=False)
         if self._step is not None and self._fitting.instruments is not None:
             self._fitting.instruments.take_off()
         self._collections.end()
         self._report_brackets(self._next - 1)
         if self._ledger.is_open:
             self._end_window()
-        self._drain()
+        self._ledger.drain()
         self._ledger.give_up()
-        self._drain()
+        self._ledger.drain()
         self._writer.close()
         self._orders.close()
         self._probes.finish()

@@ -39,7 +39,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.hooks.process.guard import Guard

@@ -33,7 +33,7 @@ from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import ProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
 from forerun.hooks.process.guard import Guard

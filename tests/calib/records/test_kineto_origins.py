@@ -7,7 +7,8 @@ from itertools import count
 
 import pytest
 
-from forerun.calib.importers.kineto_origins import NODE, KernelOrigin, Missing, from_chrome, origins
+from forerun.calib.importers.kineto_origins import NODE, KernelOrigin, Missing, origins
+from forerun.calib.records.chrome_trace import from_chrome
 from forerun.calib.workload.collectives import Collective
 from forerun.calib.workload.operators import Phase
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.calib.importers.kineto_origins import from_chrome
+from forerun.calib.records.chrome_trace import from_chrome
 from forerun.calib.records.kineto_trace import (
     TracedWork,
     collective_named,

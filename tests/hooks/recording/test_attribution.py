@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.marks._waits import BLOCKED_NS
-from forerun.calib.marks.attribution import Attribution
 from forerun.calib.marks.step_marks import TransferKind
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole

@@ -15,7 +15,7 @@ from device_timeline import capturing, installed
 from torch._C import _distributed_c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.marks.window_records import WindowRecords
 from forerun.calib.records.record_kinds import CollectiveRecord, WindowRecord
 from forerun.hooks.process.guard import Guard

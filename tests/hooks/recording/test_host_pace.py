@@ -17,7 +17,7 @@ from device_clock import LAUNCH_S, MAX_IN_FLIGHT
 from played_step import LAYER, LINEAR, POSITION, Costs, Play, operators
 
 from forerun.calib.marks import _waits as host_pace
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OperatorRecord
 from forerun.calib.workload.operators import Phase
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import os
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +24,16 @@ from torch import nn
 from torch.autograd.profiler import KinetoStepTracker
 from torch.profiler import ProfilerActivity
 
+from forerun.calib.marks.traced_step import MARK, MAX_TRACE_NBYTES, TracedStep
+from forerun.calib.records.chrome_trace import from_chrome
 from forerun.calib.records.record_kinds import (
     BACKWARD,
     FORWARD,
     OPTIMIZER,
     CoverageRecord,
+    OperatorRecord,
+    PhaseRecord,
+    Record,
     StepFlag,
     StepRecord,
     TraceRecord,
@@ -35,7 +45,6 @@ from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, WeakHost
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.kineto import Tracer, reason_against
-from forerun.hooks.recording.traced import MARK, TracedStep
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
@@ -91,29 +100,54 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def trace(loop: Loop, **settings: object) -> TracedStep:
+@dataclass
+class Traced:
+    """A traced step, the events of its file, and what is read from it."""
+
+    step: TracedStep
+    trace: dict[str, Any]
+    name_and_ns: list[tuple[str, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        events = from_chrome(self.trace["traceEvents"])
+        events.sort(key=lambda event: event.start_ns)
+        self.name_and_ns = [(event.name, event.duration_ns) for event in events]
+
+    def records(self) -> list[Record]:
+        """Return the records, by the line of the rank's file."""
+        step = TracedStep.from_json(json.loads(self.step.to_line()))
+        return [*step.records(lambda _: self.trace)]
+
+    def of(self, name: str) -> list[int]:
+        """Return the durations of the events of a name."""
+        return [duration_ns for known, duration_ns in self.name_and_ns if known == name]
+
+
+def trace(loop: Loop, **settings: object) -> Traced:
     instruments = Instruments(WeakHost(loop.host), Guard(), **settings)  # type: ignore[arg-type]
     tracer = Tracer(instruments.recorder, is_device=False)
     tracer.begin()
     instruments.put_on(step=5, window=0, is_traced=True)
     loop.step(instruments.recorder)
-    traced = tracer.end()
+    exported = tracer.end()
     assert instruments.take_off() is None  # the tracer has closed the log
-    assert traced is not None
-    return traced
+    assert exported is not None
+    value = json.loads(exported.file.read_text())
+    exported.discard()
+    assert not exported.file.parent.exists()
+    return Traced(exported.step, value)
 
 
 def test_the_parts_of_a_linear_are_the_profilers_own_times():
     traced = trace(Loop())
-    products = [e.duration_ns() for e in traced.events() if e.name() == "aten::mm"]
-    forwards = [e.duration_ns() for e in traced.events() if e.name() == "aten::linear"]
+    products, forwards = traced.of("aten::mm"), traced.of("aten::linear")
     # A mean has a sum as well, of three axes.
     adds = [
-        e.duration_ns()
-        for e in traced.events()
-        if e.name() == "aten::sum" and len(e.shapes()[0]) == 2
+        event.duration_ns
+        for event in from_chrome(traced.trace["traceEvents"])
+        if event.name == "aten::sum" and len(event.details["Input Dims"][0]) == 2
     ]
-    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    records = [r for r in traced.records() if isinstance(r, TraceRecord)]
     linears = [r for r in records if r.kind.is_linear]
     sums = {
         phase: sum(r.duration_ns for r in linears if r.phase is phase)
@@ -134,12 +168,10 @@ def test_h2_a_norm_inside_a_linear_goes_back_with_it():
     loop.model = nn.Sequential(TransformerLayer(1, HIDDEN, FFN, is_fused=True, is_delayed=False))
     loop.host = Host(models=(loop.model,), optimizers=(loop.optimizer,))
     traced = trace(loop)
-    events = [(e.name(), e.duration_ns()) for e in traced.events()]
-    norms = [ns for name, ns in events if name == "aten::native_layer_norm_backward"]
-    weights = [ns for name, ns in events if name == "aten::addmm"][1::2]
-    products = [ns for name, ns in events if name == "aten::mm"]
+    norms = traced.of("aten::native_layer_norm_backward")
+    weights, products = traced.of("aten::addmm")[1::2], traced.of("aten::mm")
     into = [products[n] for n in (3, 7)]
-    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    records = [r for r in traced.records() if isinstance(r, TraceRecord)]
     assert [len(norms), len(weights), len(products)] == [2, 2, 8]  # in two micro-batches
     fc1 = [r for r in records if r.kind is OperatorKind.LINEAR_FC1]
     backward = [r.duration_ns for r in fc1 if r.phase is Phase.BACKWARD]
@@ -172,9 +204,9 @@ class Delaying(Loop):
 def test_gradients_that_were_put_off_are_not_called_a_whole_backward_pass():
     """The products of the weights are no operator's here."""
     traced = trace(Delaying())
-    products = [e.duration_ns() for e in traced.events() if e.name() in ("aten::mm", "aten::addmm")]
+    products = [ns for name, ns in traced.name_and_ns if name in ("aten::mm", "aten::addmm")]
     assert len(products) == 6
-    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    records = [r for r in traced.records() if isinstance(r, TraceRecord)]
     linears = [r for r in records if r.kind.is_linear]
     assert [(r.kind, r.phase) for r in linears] == [
         (OperatorKind.LINEAR_FC1, Phase.FORWARD),
@@ -186,10 +218,10 @@ def test_gradients_that_were_put_off_are_not_called_a_whole_backward_pass():
 
 def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():
     traced = trace(Loop(), microbatches=(0, 1))
-    names = [event.name() for event in traced.events()]
-    records = traced.records(lambda _: None)
+    names = [name for name, _ in traced.name_and_ns]
+    records = traced.records()
     assert {r.microbatch for r in records if isinstance(r, TraceRecord) and r.kind.is_linear} == {0}
-    assert names.count(MARK) == traced.num_marks
+    assert names.count(MARK) == traced.step.num_marks
     # It lasts to the end of the step, so the other micro-batch is in it as well.
     assert names.count("aten::linear") == 8
 
@@ -210,17 +242,17 @@ def test_a_step_without_the_chosen_micro_batch_gives_nothing_and_frees_the_profi
 
 def test_a_trace_that_lost_marks_gives_nothing_and_says_so():
     traced = trace(Loop())
-    remaining = [e for e in traced.events() if e.name() != MARK][:100]
-    traced.events = lambda: remaining
-    assert traced.records(lambda _: None) == []
-    assert traced.problem == f"the trace has 0 of {traced.num_marks} marks of the step"
+    events = [e for e in traced.trace["traceEvents"] if e.get("name") != MARK]
+    records = Traced(traced.step, {"traceEvents": events}).records()
+    (note,) = records
+    assert isinstance(note, CoverageRecord) and note.installed == 0
+    assert note.name == f"trace: the trace has 0 of {traced.step.num_marks} marks"
 
 
 def test_a_device_without_kernels_is_named():
     traced = trace(Loop())
-    traced.is_device = True
-    assert traced.records(lambda _: None) == []
-    assert "no kernels" in traced.problem
+    (note,) = Traced(replace(traced.step, is_device=True), traced.trace).records()
+    assert isinstance(note, CoverageRecord) and "no kernels" in note.name
 
 
 VARIABLES = ("TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT")
@@ -253,7 +285,6 @@ class Kineto:
     """
 
     def __init__(self, monkeypatch) -> None:
-        self.profiler = SimpleNamespace(kineto_results=SimpleNamespace(events=list))
         self.is_on = self.is_traced = False
         self.lost: list[str] = []
         self.variable_after: list[str | None] = []
@@ -278,6 +309,9 @@ class Kineto:
 
     def start_trace(self) -> None:
         pass
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).write_text("{}")
 
     def stop_trace(self) -> None:
         self.is_traced = False
@@ -308,7 +342,9 @@ def device_trace(monkeypatch, kineto: Kineto) -> None:
     recorder.begin_phase(FORWARD)
     kineto.call()
     recorder.end_phase(FORWARD)
-    assert tracer.end() is not None
+    exported = tracer.end()
+    assert exported is not None
+    exported.discard()
 
 
 def test_m2_a_trace_of_the_users_before_ours_is_not_taken_down_in_ours(monkeypatch):
@@ -427,6 +463,70 @@ def test_a_session_traces_one_step_after_the_window(tmp_path):
     notes = {r.name: r.fired for r in of_type(tmp_path / "on", CoverageRecord)}
     assert notes["trace"] == 1
     assert not torch.autograd._profiler_enabled()
+
+
+def bomb() -> bytes:
+    return gzip.compress(b" " * (MAX_TRACE_NBYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (None, "is not here; copy it beside the rank's file"),
+        (b"", "Expecting value"),
+        (lambda: gzip.compress(b'{"traceEvents": ['), "Expecting value"),
+        (lambda: gzip.compress(b"{}")[:-6], "ended before the end-of-stream marker"),
+        (b"no gzip at all", "Not a gzipped file"),
+        (bomb, "it has more than 128 MiB"),
+    ],
+)
+def test_a_damaged_trace_costs_itself_alone(tmp_path, data, named):
+    train(tmp_path, AutoSwitch.ON)
+    (path,) = (tmp_path / "records" / "run").glob("trace-*")
+    path.unlink()
+    if data is not None:
+        path.write_bytes(data() if callable(data) else data)
+    run = read_run(tmp_path)
+    (problem,) = run.problems
+    assert named in problem and path.name in problem
+    assert {type(r) for r in run.records[0]} >= {StepRecord, PhaseRecord, OperatorRecord}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1],
+        {"traceEvents": 7},
+        {"traceEvents": [{"ph": "X", "name": MARK, "ts": 1e300, "dur": 0}]},
+        {"traceEvents": [{"ph": "X", "name": MARK, "ts": "1", "dur": 0}] * 3},
+    ],
+)
+def test_a_trace_of_another_form_is_refused_with_words(tmp_path, value):
+    train(tmp_path, AutoSwitch.ON)
+    (path,) = (tmp_path / "records" / "run").glob("trace-*")
+    path.write_bytes(gzip.compress(json.dumps(value).encode()))
+    run = read_run(tmp_path)
+    remarks = [r.name for r in run.records[0] if isinstance(r, CoverageRecord) and not r.fired]
+    assert run.problems or any("marks" in name for name in remarks)
+    assert not any(isinstance(r, TraceRecord) for r in run.records[0])
+
+
+def test_a_line_names_no_file_elsewhere(tmp_path):
+    train(tmp_path, AutoSwitch.ON)
+    (path,) = (tmp_path / "records" / "run").glob("trace-*")
+    records = tmp_path / "records" / "run" / "rank-00000.jsonl"
+    records.write_text(records.read_text().replace(path.name, "../../secret.json.gz"))
+    (problem,) = read_run(tmp_path).problems
+    assert "'../../secret.json.gz' is not the name of a trace" in problem
+
+
+def test_without_room_for_a_trace_the_window_is_as_without_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: str(tmp_path / "gone"))
+    train(tmp_path, AutoSwitch.ON)
+    notes = [r.name for r in of_type(tmp_path, CoverageRecord) if r.name.startswith("trace")]
+    assert len(notes) == 1 and notes[0].startswith("trace skipped: ")
+    assert {s.step for s in of_type(tmp_path, StepRecord)} == set(range(8))
 
 
 def test_on_a_cpu_a_trace_has_to_be_asked_for(tmp_path):

@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from played_step import LINEAR, Costs, Play, operators
 
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.marks._waits import CAUGHT_UP_NS, lags_of
-from forerun.calib.marks.attribution import Attribution
 from forerun.calib.marks.step_marks import NO_TIME
 from forerun.calib.records.record_kinds import BACKWARD, FORWARD, PhaseRecord, Record
 from forerun.calib.workload.operators import Phase

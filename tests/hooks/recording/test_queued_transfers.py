@@ -7,7 +7,7 @@ from device_clock import Clock
 from device_streams import Device, Event, install_device, uninstall_device
 from device_truth import Truth
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.marks.step_marks import TransferKind
 from forerun.calib.records.record_kinds import BACKWARD, CollectiveRecord, Header, StepRecord

@@ -16,7 +16,7 @@ from device_truth import Truth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.marks.step_marks import NO_TIME, TransferKind
 from forerun.calib.marks.window_records import WindowRecords, mean_waits, transfer_weights
 from forerun.calib.records.record_kinds import (

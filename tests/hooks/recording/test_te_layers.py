@@ -14,7 +14,7 @@ from te_layers import TEExchangedLinear, TEGroupedLinear, TransformerLayer
 from te_traces import node_events
 from torch import nn
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.kineto_trace import (
     busy_ns,
     num_products,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord, from_dict, to_dict
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.hooks.process.guard import Guard

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import CollectiveRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Parallelism

@@ -20,7 +20,7 @@ from small_decoder import BATCH, SEQ, Model
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase

@@ -18,7 +18,7 @@ from torch.distributed import _functional_collectives as functional_collectives
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from forerun.calib.arguments.hugging_face import Training, from_training
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import FORWARD, CollectiveRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.hooks.process.guard import Guard

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from simulated_steps import KINDS
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.marks.step_marks import TransferKind
 from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.marks.attribution import Attribution
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.records.record_kinds import PhaseRecord
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.sensors.recorder import Recorder

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from small_decoder import BATCH, SEQ, Model, TransformerLayer
 from torch import nn
 
+from forerun.calib.marks._attribution import Attribution
 from forerun.calib.marks._waits import MOST_QUEUED, host_times, lags_of
-from forerun.calib.marks.attribution import Attribution
 from forerun.calib.marks.step_marks import NO_TIME
 from forerun.calib.records.record_kinds import BACKWARD, FORWARD, OperatorRecord, from_dict, to_dict
 from forerun.calib.samples._operator_rows import host_microbatch_rows, operator_rows

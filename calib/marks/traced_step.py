@@ -1,7 +1,8 @@
-"""From a traced step to records: a kernel belongs to the operator that was open at its launch.
+"""A step under PyTorch's profiler: a kernel belongs to the operator that was open at its launch.
 
-Marks of a traced step are events of the trace itself, so both have one clock, and work is
-attributed to operators as in every other step.
+The marks of such a step are events of the trace itself, so both have one clock, and work is
+attributed to operators as in every other step.  Training leaves the step's log as a line of its
+rank's file, and the trace as the profiler exports it beside that file.
 """
 
 from __future__ import annotations
@@ -9,186 +10,124 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
+from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
-from ...calib.marks.attribution import Attribution, OpenOperator, deepest
-from ...calib.marks.step_marks import Transfer
-from ...calib.records.kineto_trace import (
-    CPU_OP,
+from ..errors import RecordError
+from ..records.chrome_trace import from_chrome
+from ..records.kineto_trace import (
     KERNEL,
-    MESSAGE_OP,
-    USER_RANGE,
-    Paced,
     TracedCollective,
     TracedWork,
-    TraceEvent,
     busy_ns,
     num_products,
     products_of,
     work_of,
 )
-from ...calib.records.record_kinds import (
+from ..records.record_kinds import (
     BACKWARD,
     FORWARD,
     OPTIMIZER,
     CollectiveRecord,
+    CoverageRecord,
     OperatorRecord,
     PhaseRecord,
     Record,
     TraceRecord,
 )
-from ...calib.workload.operators import OperatorKind, Phase
-from ..process.pacing import Pacer
-from ..sensors.step_log import StepLog
-from ..sensors.stopwatch import HostReadings
+from ..workload.operators import OperatorKind, Phase
+from ._attribution import Attribution, OpenOperator, deepest
+from .marked_window import DAMAGED, packed_step, unpacked_step
+from .step_marks import NO_TIME, StepMarks, Transfer
 
-_LAUNCH = re.compile(r"(cu|cuda|hip|ur|ze)[A-Z]")
-"""Calls of CUDA's driver (used by cuBLAS on Hopper), of its runtime, of HIP, and of the two that
-launch on XPU (Unified Runtime, Level Zero).
-
-Their numbers are of another series than those of operations, and both begin at 1.
-"""
+MAX_TRACE_NBYTES = 128 << 20
+"""Most bytes of a trace, some 300,000 events; parsed, it takes about ten times as much memory."""
+TRACE = re.compile(r"trace-\d+-[0-9a-f]+\.json\.gz")
+"""Names of the files of traces."""
 MARK = "forerun"
-"""Name of the events that are marks."""
+"""Name of the trace's events that are marks."""
+COVERAGE = "trace"
+"""Name of the trace in a window's coverage."""
 UNOWNED_REMARK_FRAC = 0.05
 """Share of kernel time without an operator above which it is reported; sums between layers and of
 gradients in the autograd engine are less."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """A step's log and the profiler's events, to be read outside training."""
+    """A step's log, whose marks are numbers of events, and the name of its trace's file."""
 
-    log: StepLog
-    events: Callable[[], Iterable[Any]]
-    """Function that creates the events, a microsecond for each, too slow for the step's end."""
+    TYPE: ClassVar = "traced"
+    """Type of its line."""
+    log: StepMarks
+    trace: str
     num_marks: int
     first_transfer: int
     is_device: bool
-    problem: str = ""
-    """Reason for a failure, known after ``records``."""
-    remark: str = ""
-    """Part missing in the trace, known after ``records``."""
 
-    def records(self, pause: Callable[[float], None] = time.sleep) -> list[Record]:
-        """Return operators and transfers of the step; none, and a ``problem``, if the trace is
-        incomplete.
+    def to_line(self) -> str:
+        """Return the line of the rank's file."""
+        value = {
+            "type": self.TYPE,
+            "trace": self.trace,
+            "num_marks": self.num_marks,
+            "first_transfer": self.first_transfer,
+            "is_device": self.is_device,
+            "step": packed_step(self.log),
+        }
+        return json.dumps(value) + "\n"
 
-        Reads in small slices with pauses between; the profiler's own events are released.
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> TracedStep:
+        """Return the step of a line; raises ``RecordError`` if it is damaged."""
+        try:
+            return TracedStep(
+                log=unpacked_step(value["step"]),
+                trace=str(value["trace"]),
+                num_marks=int(value["num_marks"]),
+                first_transfer=int(value["first_transfer"]),
+                is_device=bool(value["is_device"]),
+            )
+        except DAMAGED as err:
+            raise RecordError(f"line of a traced step is damaged ({err}); skipped") from err
+
+    def records(self, read: Callable[[str], object]) -> Iterator[Record]:
+        """Yield work of operators, transfers, and the coverage, which says what the trace lacks.
+
+        ``read`` returns the value of a trace's file, or raises ``RecordError``.
         """
-        paced = Pacer(pause).over
-        raw, self.events = list(self.events()), tuple
-        needed = _needed(raw, paced) if self.is_device else _all
-        events = [_event(event) for event in paced(_let_go(raw)) if needed(event)]
-        times = sorted(event.start_ns for event in paced(events) if event.name == MARK)
-        if len(times) != self.num_marks or not times:
-            self.problem = f"the trace has {len(times)} of {self.num_marks} marks of the step"
-            return []
-        if self.is_device and not any(event.category == KERNEL for event in paced(events)):
-            self.problem = (
+        trace = read(self.trace)
+        events = from_chrome(trace.get("traceEvents") or () if isinstance(trace, dict) else ())
+        times_ns = sorted(event.start_ns for event in events if event.name == MARK)
+        if len(times_ns) != self.num_marks or not times_ns:
+            yield self._remark(f"the trace has {len(times_ns)} of {self.num_marks} marks")
+            return
+        if self.is_device and not any(event.category == KERNEL for event in events):
+            yield self._remark(
                 "the trace has no kernels: the driver does not let this process profile, or "
                 "another profiler is attached"
             )
-            return []
+            return
         # Mark 0 stands for all time before the trace.
-        self.log.readings = HostReadings((times[0], *times))
-        self.log.resolve()
-        reading = _Reading(self.log, work_of(events, paced), self.first_transfer)
-        records = list(paced(reading.records()))
+        times_ns.insert(0, times_ns[0])
+        marks = (times_ns[mark] if mark != NO_TIME else NO_TIME for mark in self.log.marks)
+        log = replace(self.log, marks=array("q", marks))
+        reading = _Reading(log, work_of(events), self.first_transfer)
+        yield from reading.records()
+        yield CoverageRecord(window=log.window, name=COVERAGE, installed=1, fired=1)
         if reading.unowned_frac > UNOWNED_REMARK_FRAC:
             share = f"{reading.unowned_frac * 100:.0f} %"
-            self.remark = f"{share} of the time of kernels in passes belongs to no operator"
-        return records
+            yield self._remark(f"{share} of the time of kernels in passes belongs to no operator")
 
-
-def _let_go(items: list[Any]) -> Iterator[Any]:
-    """Yield and release items one by one: freeing a whole trace at once also blocks the
-    interpreter."""
-    items.reverse()
-    while items:
-        yield items.pop()
-
-
-def _all(event: Any) -> bool:
-    return True
-
-
-def _needed(raw: Sequence[Any], paced: Paced) -> Callable[[Any], bool]:
-    """Return a filter for marks, the device's work, and the host's events that launched it.
-
-    The rest is most of a trace.  So many additional live objects would make Python's collector scan
-    the whole process while training waits for it.
-    """
-    launches: set[int] = set()
-    linked: set[int] = set()
-    for event in paced(raw):
-        if not _is_host(event):
-            launches.add(event.correlation_id())
-            linked.add(event.linked_correlation_id())
-    if 0 in linked:
-        calls = (e for e in paced(raw) if _is_host(e) and e.correlation_id() in launches)
-        linked.update(e.linked_correlation_id() for e in calls)
-
-    def needed(event: Any) -> bool:
-        if not _is_host(event) or event.name() == MARK:
-            return True
-        is_operation = _category(event, True) == CPU_OP
-        return event.correlation_id() in (linked if is_operation else launches)
-
-    return needed
-
-
-def _is_host(event: Any) -> bool:
-    return bool(event.device_type().name == "CPU")
-
-
-def _event(event: Any) -> TraceEvent:
-    """Return one of the profiler's events; older releases have no category and no details."""
-    name = event.name()
-    is_host = _is_host(event)
-    category = _category(event, is_host)
-    is_message = name == MESSAGE_OP or "nccl" in name.lower()
-    return TraceEvent(
-        name=name,
-        category=category,
-        start_ns=event.start_ns(),
-        duration_ns=event.duration_ns(),
-        thread=event.start_thread_id() if is_host else 0,
-        number=event.correlation_id() if category == CPU_OP else 0,
-        link=event.linked_correlation_id(),
-        correlation=0 if category == CPU_OP else event.correlation_id(),
-        details=_details(event) if is_message else {},
-    )
-
-
-def _category(event: Any, is_host: bool) -> str:
-    """Return the category, derived from the name for profilers without one (PyTorch before
-    2.12)."""
-    kind = getattr(event, "activity_type", None)
-    if kind is not None:
-        return str(kind())
-    if getattr(event, "is_user_annotation", bool)():
-        # Its span on the device encloses kernels but is not one.
-        return USER_RANGE
-    if not is_host:
-        return KERNEL
-    return "cuda_runtime" if _LAUNCH.match(event.name()) else CPU_OP
-
-
-def _details(event: Any) -> dict[str, Any]:
-    """Return the profiler's metadata of a transfer; older releases only have ``extra_meta``."""
-    text = getattr(event, "metadata_json", str)().strip()
-    try:
-        # The profiler writes an object's content without its braces.
-        metadata = json.loads(text if text.startswith("{") else f"{{{text}}}")
-    except ValueError:
-        metadata = {}
-    return metadata or dict(getattr(event, "extra_meta", dict)())
+    def _remark(self, text: str) -> CoverageRecord:
+        """Return a remark, which has no hooks that could fire, and so does not count as
+        coverage."""
+        name = f"{COVERAGE}: {text}"
+        return CoverageRecord(window=self.log.window, name=name, installed=0, fired=0)
 
 
 @dataclass(slots=True)
@@ -221,7 +160,7 @@ class _Reading(Attribution):
     Work launched while nothing is open belongs to no operator, except deferred products of linears.
     """
 
-    def __init__(self, log: StepLog, work: Sequence[TracedWork], first_transfer: int) -> None:
+    def __init__(self, log: StepMarks, work: Sequence[TracedWork], first_transfer: int) -> None:
         super().__init__(log)
         self._first_transfer = first_transfer
         self._work = [item for item in work if item.message is None]

@@ -6,8 +6,7 @@ import gc
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,23 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.marks.step_marks import TransferKind
-from forerun.calib.records.kineto_trace import DEVICE_WORK, work_of
+from forerun.calib.marks.traced_step import MARK, TracedStep
+from forerun.calib.records.chrome_trace import from_chrome
+from forerun.calib.records.kineto_trace import CPU_OP, DEVICE_WORK, USER_RANGE, work_of
 from forerun.calib.records.record_kinds import (
     BACKWARD,
     FORWARD,
     CollectiveRecord,
     CoverageRecord,
+    Record,
     TraceRecord,
 )
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.calib.workload.run_options import AutoSwitch
-from forerun.hooks.process.guard import Guard
-from forerun.hooks.recording.traced import MARK, TracedStep, _event
 from forerun.hooks.sensors.recorder import Recorder, backward_mark
 from forerun.hooks.sensors.step_log import Site, StepLog
 from forerun.hooks.sensors.stopwatch import HostReadings
-from forerun.hooks.session._trace_turns import Tracing
 
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx", "hipLaunchKernel")
 GROUP = "DATA_PARALLEL_GROUP#2"
@@ -40,7 +38,7 @@ TOKENS, IN, OUT = 8, 4, 16
 
 @dataclass
 class Event:
-    """The methods of the profiler's event that are read; a device is not needed for them."""
+    """An event of a trace, by the numbers that tie launches to operations."""
 
     what: str
     at_ns: int
@@ -51,46 +49,42 @@ class Event:
     dims: list[list[int]] = field(default_factory=list)
     meta: dict[str, Any] = field(default_factory=dict)
 
-    def name(self) -> str:
-        return self.what
-
-    def device_type(self) -> Any:
-        return SimpleNamespace(name="CUDA" if self.kind in DEVICE_WORK else "CPU")
-
-    def activity_type(self) -> str:
-        return self.kind
-
-    def start_ns(self) -> int:
-        return self.at_ns
-
-    def duration_ns(self) -> int:
-        return self.lasts_ns
-
-    def start_thread_id(self) -> int:
-        return 1
-
-    def correlation_id(self) -> int:
-        return self.number
-
-    def linked_correlation_id(self) -> int:
-        return self.link
-
-    def shapes(self) -> list[list[int]]:
-        return self.dims
-
-    def metadata_json(self) -> str:
-        return json.dumps(self.meta)[1:-1]
+    def chrome(self) -> dict[str, Any]:
+        """Return the event as the profiler exports it."""
+        is_operation = self.kind in (CPU_OP, USER_RANGE)
+        numbers = (
+            {"External id": self.number}
+            if is_operation
+            else {"External id": self.link, "correlation": self.number}
+        )
+        return {
+            "ph": "X",
+            "cat": self.kind,
+            "name": self.what,
+            "pid": int(self.kind in DEVICE_WORK),
+            "tid": 1,
+            "ts": self.at_ns / 1000,
+            "dur": self.lasts_ns / 1000,
+            "args": {**numbers, "Input Dims": self.dims, **self.meta},
+        }
 
 
-class OlderEvent(Event):
-    """One of a profiler that has no category, as PyTorch's before 2.12."""
+@dataclass
+class Trace:
+    """A step and the events of its trace."""
 
-    @property
-    def activity_type(self) -> Any:
-        raise AttributeError
+    step: TracedStep
+    events: list[Event]
 
-    def is_user_annotation(self) -> bool:
-        return self.kind.endswith("user_annotation")
+    def records(self) -> list[Record]:
+        """Return the records, read back from the line and the file's text."""
+        value = json.loads(self.step.to_line())
+        text = json.dumps({"traceEvents": [event.chrome() for event in self.events]})
+        return [*TracedStep.from_json(value).records(lambda _: json.loads(text))]
+
+    def remarks(self) -> list[str]:
+        """Return the names in the coverage."""
+        return [r.name for r in self.records() if isinstance(r, CoverageRecord)]
 
 
 class CountingStopwatch:
@@ -173,7 +167,18 @@ def message(name: str, of: str = GROUP) -> dict[str, object]:
     }
 
 
-def trace(*more: Event) -> TracedStep:
+def step_and(log: StepLog, num_marks: int, events: list[Event], *, is_device: bool) -> Trace:
+    step = TracedStep(
+        log=log,
+        trace="trace-0-0.json.gz",
+        num_marks=num_marks,
+        first_transfer=1,
+        is_device=is_device,
+    )
+    return Trace(step, events)
+
+
+def trace(*more: Event) -> Trace:
     log, num_marks = played()
     marks = [Event(MARK, 1000 * n, 1, number=900 + n) for n in range(1, num_marks + 1)]
     events = [
@@ -194,17 +199,11 @@ def trace(*more: Event) -> TracedStep:
         kernel("reduce_kernel", 7, 6),
         *more,
     ]
-    return TracedStep(
-        log=log,
-        events=lambda: events,
-        num_marks=num_marks,
-        first_transfer=1,
-        is_device=True,
-    )
+    return step_and(log, num_marks, events, is_device=True)
 
 
 def test_kernels_go_to_the_operator_that_launched_them():
-    trace_records = [r for r in trace().records(lambda _: None) if isinstance(r, TraceRecord)]
+    trace_records = [r for r in trace().records() if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns, r.num_kernels) for r in trace_records] == [
         (Phase.FORWARD, 40, 1),
         (Phase.BACKWARD, 41 + 59, 4),
@@ -220,30 +219,23 @@ def test_transfers_take_the_time_of_their_kernels_in_order():
         kernel(name, 60, 7, **message("_reduce_scatter_base")),
         launch(7, 9_500),
     )
-    calls = [r for r in traced.records(lambda _: None) if isinstance(r, CollectiveRecord)]
+    calls = [r for r in traced.records() if isinstance(r, CollectiveRecord)]
     assert [(r.sequence, r.duration_ns, r.is_bound, r.nbytes) for r in calls] == [
         (0, 60, False, 64),
         (1, 70, False, 64),
     ]
 
 
-def step_of(*events: Event, **kind: Any) -> TracedStep:
+def step_of(*events: Event, **kind: Any) -> Trace:
     """A step of one operator, and what was launched in it."""
     log, num_marks = played(**kind)
     marks = [Event(MARK, 1000 * n, 1, number=900 + n) for n in range(1, num_marks + 1)]
-    return TracedStep(
-        log=log,
-        events=lambda: [*marks, *events],
-        num_marks=num_marks,
-        first_transfer=1,
-        is_device=True,
-    )
+    return step_and(log, num_marks, [*marks, *events], is_device=True)
 
 
 @pytest.mark.parametrize("call", LAUNCHES)
-@pytest.mark.parametrize("kind", [Event, OlderEvent])
 @given(numbers=st.permutations((20, 30, 31)))
-def test_numbers_of_launches_are_not_those_of_operations(kind, call, numbers):
+def test_numbers_of_launches_are_not_those_of_operations(call, numbers):
     first, second, third = numbers
     traced = step_of(
         Event("aten::linear", 2100, 400, number=20),
@@ -258,8 +250,7 @@ def test_numbers_of_launches_are_not_those_of_operations(kind, call, numbers):
         Event(call, 6350, 5, "cuda_driver", third, 31),
         kernel("nvjet_tst_64x64", 50, third, 31),
     )
-    events = [kind(**vars(event)) for event in traced.events()]
-    assert times(replace(traced, events=lambda: events)) == {
+    assert times(traced) == {
         Phase.FORWARD: (40, 1),
         Phase.BACKWARD: (41 + 50, 2),
     }
@@ -272,8 +263,8 @@ def node(number: int, at_ns: int, *kernels: Event) -> list[Event]:
 
 
 def times(traced: TracedStep) -> dict[Phase, tuple[int, int]]:
-    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
-    assert traced.problem == ""
+    records = [r for r in traced.records() if isinstance(r, TraceRecord)]
+    assert traced.remarks() == ["trace"]
     return {r.phase: (r.duration_ns, r.num_kernels) for r in records}
 
 
@@ -341,31 +332,6 @@ def test_h2_two_products_of_inputs_are_not_halved():
     assert times(traced) == {Phase.FORWARD: (60, 2), Phase.BACKWARD: (90, 2)}
 
 
-class OldEvent(Event):
-    """Before ``metadata_json``: what a transfer is lies in ``extra_meta`` alone."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "metadata_json":
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-    def extra_meta(self) -> dict[str, Any]:
-        return self.meta
-
-
-def test_a_torch_without_metadata_json_tells_groups_by_extra_meta():
-    def old(number: int, lasts_ns: int) -> Event:
-        old_event = OldEvent(
-            "ncclDevKernel_ReduceScatter", 90_000 + number, lasts_ns, "kernel", number
-        )
-        old_event.meta = message("_reduce_scatter_base")
-        return old_event
-
-    traced = trace(old(7, 60), launch(7, 9_500), old(8, 70), launch(8, 11_500))
-    calls = [r for r in traced.records(lambda _: None) if isinstance(r, CollectiveRecord)]
-    assert [r.duration_ns for r in calls] == [60, 70]
-
-
 def test_copies_of_one_call_are_one_transfer_of_copy_engines():
     def copied(number: int, at_ns: int) -> list[Event]:
         call = Event("record_param_comms", at_ns, 100, number=number)
@@ -380,7 +346,7 @@ def test_copies_of_one_call_are_one_transfer_of_copy_engines():
         return [call, *launches, *copies]
 
     traced = trace(*copied(70, 9_200), *copied(80, 11_200))
-    calls = [r for r in traced.records(lambda _: None) if isinstance(r, CollectiveRecord)]
+    calls = [r for r in traced.records() if isinstance(r, CollectiveRecord)]
     assert [r.duration_ns for r in calls] == [70, 70]
 
 
@@ -389,27 +355,10 @@ def test_a_kernel_too_few_leaves_the_transfers_of_its_group_out():
         kernel("ncclDevKernel_ReduceScatter", 60, 7, **message("_reduce_scatter_base")),
         launch(7, 9_500),
     )
-    assert not any(isinstance(r, CollectiveRecord) for r in traced.records(lambda _: None))
+    assert not any(isinstance(r, CollectiveRecord) for r in traced.records())
 
 
-def test_reading_pauses_to_let_training_run():
-    log, num_marks = played()
-    many = [Event("aten::add", 2000 + n, 1, number=n) for n in range(20_000)]
-    marks = [Event(MARK, 1000 * n, 1) for n in range(1, num_marks + 1)]
-    pauses: list[float] = []
-    traced = TracedStep(
-        log=log,
-        events=lambda: [*marks, *many],
-        num_marks=num_marks,
-        first_transfer=1,
-        is_device=False,
-    )
-    traced.records(pauses.append)
-    assert len(pauses) > 5
-    assert traced.events() == ()
-
-
-def long_trace(num_kernels: int) -> TracedStep:
+def long_trace(num_kernels: int) -> Trace:
     """A kernel below each product, and what a trace of a device has besides; 400 transfers."""
     log, num_marks = played()
     events = [Event(MARK, 1000 * n, 1, number=9_000_000 + n) for n in range(1, num_marks + 1)]
@@ -425,13 +374,7 @@ def long_trace(num_kernels: int) -> TracedStep:
             launch(n, at_ns + 3, 2 * n + 1),
             Event(kernel_name, at_ns + 50, 5, "kernel", n, 2 * n + 1, meta=meta),
         ]
-    return TracedStep(
-        log=log,
-        events=lambda: events,
-        num_marks=num_marks,
-        first_transfer=1,
-        is_device=True,
-    )
+    return step_and(log, num_marks, events, is_device=True)
 
 
 @pytest.fixture
@@ -442,30 +385,13 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.usefixtures("no_collector")
-def test_reading_never_works_long_without_a_pause():
-    """A third of the whole in one piece before: training waits for each turn while it lasts."""
-    traced = long_trace(20_000)
-    pieces_s: list[float] = []
-    since_s = [0.0]
-
-    def pause(_: float) -> None:
-        pieces_s.append(time.thread_time() - since_s[0])
-        since_s[0] = time.thread_time()
-
-    since_s[0] = time.thread_time()
-    traced.records(pause)
-    pause(0.0)
-    assert max(pieces_s) < 0.15 * sum(pieces_s)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 def test_reading_costs_as_much_for_each_event_however_many_there_are():
     def cost_s(num_kernels: int) -> float:
         traced = long_trace(num_kernels)
         begin_s = time.thread_time()
-        traced.records(lambda _: None)
+        traced.records()
         return (time.thread_time() - begin_s) / num_kernels
 
     costs_s = [cost_s(number) for number in (4_000, 32_000)]
@@ -491,7 +417,7 @@ def test_reductions_of_amax_are_transfers_and_in_no_operator():
         *(launch(4, 8600, 30), kernel(UPDATE, 3, 4, 30)),
         has_amax=True,
     )
-    records = traced.records(lambda _: None)
+    records = traced.records()
     assert [(r.phase, r.duration_ns) for r in records if isinstance(r, TraceRecord)] == [
         (Phase.BACKWARD, 40 + 53),
     ]
@@ -503,7 +429,7 @@ def test_reductions_of_amax_are_transfers_and_in_no_operator():
 LATE = "_RegisterDelayedWgradForExpertsBackward"
 
 
-def delayed_weight_products(node: str, at_ns: int, *, count: int = 2) -> TracedStep:
+def delayed_weight_products(node: str, at_ns: int, *, count: int = 2) -> Trace:
     """Two experts, whose products of the weights come where ``node`` runs."""
     return step_of(
         *(Event("_GroupedLinear", 2100, 400, number=20), launch(1, 2200, 20), launch(2, 2210, 20)),
@@ -522,48 +448,41 @@ def delayed_weight_products(node: str, at_ns: int, *, count: int = 2) -> TracedS
 def test_gradients_that_were_put_off_are_the_linears_own(at_ns):
     """Below Megatron's node, with an operator open or none: no operator's or that one's before."""
     traced = delayed_weight_products(LATE, at_ns)
-    trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    trace_records = [r for r in traced.records() if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns, r.num_kernels) for r in trace_records] == [
         (Phase.FORWARD, 81, 2),
         (Phase.BACKWARD, 101 + 121, 4),
     ]
-    assert traced.remark == ""
+    assert traced.remarks() == ["trace"]
 
 
 def test_gradients_that_a_users_loop_puts_off_are_left_out_and_said():
     """Their order is the user's: without them a pass is not whole."""
     traced = delayed_weight_products("backward_dw", 8500)
-    trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    trace_records = [r for r in traced.records() if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns) for r in trace_records] == [
         (Phase.FORWARD, 81),
     ]
-    assert traced.remark == "40 % of the time of kernels in passes belongs to no operator"
+    assert traced.remarks() == [
+        "trace",
+        "trace: 40 % of the time of kernels in passes belongs to no operator",
+    ]
 
 
 def test_other_products_than_were_put_off_are_left_out_and_their_share_is_said():
     traced = delayed_weight_products(LATE, 7200, count=3)
-    trace_records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    trace_records = [r for r in traced.records() if isinstance(r, TraceRecord)]
     assert [(r.phase, r.duration_ns) for r in trace_records] == [
         (Phase.FORWARD, 81),
         (Phase.BACKWARD, 101),
     ]
     share = 100 * (60 + 61 + 62) / (81 + 101 + 60 + 61 + 62)
-    assert traced.remark == f"{share:.0f} % of the time of kernels in passes belongs to no operator"
+    assert (
+        traced.remarks()[1]
+        == f"trace: {share:.0f} % of the time of kernels in passes belongs to no operator"
+    )
 
 
-def test_the_share_that_belongs_to_no_operator_is_in_the_coverage():
-    results: list[Any] = []
-
-    def put(record: Any) -> bool:
-        results.append(record)
-        return True
-
-    Tracing(AutoSwitch.ON, Guard(), put)._read(delayed_weight_products("backward_dw", 8500))
-    notes = [r.name for r in results if isinstance(r, CoverageRecord)]
-    assert notes == ["trace", "trace: 40 % of the time of kernels in passes belongs to no operator"]
-
-
-@pytest.mark.parametrize("profiler", [Event, OlderEvent])
 @pytest.mark.parametrize(
     ("call", "category"),
     [
@@ -574,12 +493,12 @@ def test_the_share_that_belongs_to_no_operator_is_in_the_coverage():
         ("zeCommandListAppendLaunchKernel", "xpu_driver"),
     ],
 )
-def test_a_kernel_is_of_the_operation_around_its_launch_on_every_device(profiler, call, category):
+def test_a_kernel_is_of_the_operation_around_its_launch_on_every_device(call, category):
     """On XPU the call was taken for an operation: the kernel then belonged to none."""
     events = [
-        profiler("aten::mm", 0, 50, number=1),
-        profiler(call, 10, 5, kind=category, number=7, link=1),
-        profiler("gemm_kernel", 100, 30, kind="kernel", number=7),
+        Event("aten::mm", 0, 50, number=1),
+        Event(call, 10, 5, kind=category, number=7, link=1),
+        Event("gemm_kernel", 100, 30, kind="kernel", number=7),
     ]
-    (work,) = work_of([_event(event) for event in events])
+    (work,) = work_of(from_chrome(event.chrome() for event in events))
     assert (work.call, work.launched_ns, work.is_product) == (1, 10, True)
