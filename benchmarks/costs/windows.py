@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from simulated_steps import SimulatedRank, steps
 
 from forerun.calib.marks.marked_window import MarkedWindow
-from forerun.calib.marks.window_records import WindowRecords
+from forerun.calib.marks.window_records import WindowRecords, records_of
 from forerun.calib.records.record_kinds import WindowRecord, to_dict
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import RecordingDetail, recording_plan
@@ -29,13 +29,13 @@ _END = WindowRecord(window=0, first_step=3, last_step=22, num_faults=0, num_drop
 _LARGE = (Parallelism(tp=8, pp=8, dp=16), Parallelism(tp=8, pp=16, dp=128))
 
 
-def recorded(rank: SimulatedRank) -> WindowRecords:
+def recorded(rank: SimulatedRank) -> MarkedWindow:
     """Return the window of a rank as its writer has it when the window closes."""
-    window = WindowRecords()
+    window = MarkedWindow(end=_END)
     for record, log in steps(rank, _HOOKED):
         log.resolve()
         window.note(record)
-        window.logs.append(log)
+        window.steps.append(log)
     return window
 
 
@@ -57,17 +57,16 @@ def least_s(call: Callable[[], object]) -> float:
 def main() -> None:
     """Print the costs of one rank, then the bytes of large worlds."""
     window = recorded(SimulatedRank(Parallelism(tp=2, pp=2), 0, num_layers=4, num_microbatches=8))
-    marked = MarkedWindow(steps=window.logs, step_ns=window.step_ns, end=_END)
-    line = marked.to_line(fault)
+    line = window.to_line(fault)
 
     def made() -> list[str]:
-        known = WindowRecords(logs=[*window.logs], step_ns=dict(window.step_ns))
-        return [json.dumps(to_dict(record)) for log in window.logs for record in known.of(log)]
+        known = WindowRecords(logs=[*window.steps], step_ns=dict(window.step_ns))
+        return [json.dumps(to_dict(record)) for log in window.steps for record in known.of(log)]
 
     def read() -> int:
-        return len([*MarkedWindow.from_json(json.loads(line), fault).records(fault)])
+        return len([*records_of(MarkedWindow.from_json(json.loads(line), fault), fault)])
 
-    write_s, made_s, read_s = least_s(lambda: marked.to_line(fault)), least_s(made), least_s(read)
+    write_s, made_s, read_s = least_s(lambda: window.to_line(fault)), least_s(made), least_s(read)
     nbytes = sum(map(len, made()))
     print(f"{read()} records: written as marks in {1e3 * write_s:.1f} ms, {len(line)} bytes")
     print(f"as records in {1e3 * made_s:.1f} ms ({made_s / write_s:.0f} times), {nbytes} bytes")
@@ -90,9 +89,7 @@ def large(layout: Parallelism) -> None:
             continue
         has_operators = part is RecordingDetail.OPERATORS
         bounded = BoundedWindow(plan, rank, on_fault=fault)
-        closed = bounded.close(
-            recorded(SimulatedRank(layout, rank, has_operators=has_operators)), _END, ()
-        )
+        closed = bounded.close(recorded(SimulatedRank(layout, rank, has_operators=has_operators)))
         size = sum(map(len, closed.lines))
         print(f"  {part.value}: {size} bytes in its file, {len(closed.message)} sent")
 

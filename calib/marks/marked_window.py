@@ -25,11 +25,10 @@ from ..errors import ForerunError, RecordError
 from ..records.flight import FlightEntry, HostSpan
 from ..records.packed import MAX_NBYTES, from_runs, to_runs, unzipped
 from ..records.record_kinds import (
-    CollectiveRecord,
     CoverageRecord,
     Record,
+    StepRecord,
     WindowRecord,
-    checked,
     from_dict,
     to_dict,
 )
@@ -37,7 +36,6 @@ from ..workload.config_json import decode, encode
 from ..workload.operators import Operator
 from .step_marks import Issued, MarkedSite, StepMarks, TransferKind
 from .window_calls import KnownGroup, WindowCalls
-from .window_records import WindowRecords
 
 TYPE = "marks"
 """Type of a line that holds a window's marks."""
@@ -61,12 +59,12 @@ DAMAGED = (
 """Errors raised by a value of unknown form, those of our own checks first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class MarkedWindow:
-    """A window of one rank as training leaves it."""
+    """A window of one rank as training leaves it, and, until it closes, what there is of it."""
 
-    steps: Sequence[StepMarks]
-    step_ns: Mapping[int, int] = field(default_factory=dict)
+    steps: list[StepMarks] = field(default_factory=list)
+    step_ns: dict[int, int] = field(default_factory=dict)
     """Durations of undisturbed hooked steps."""
     end: WindowRecord | None = None
     """End of the window; None if the process ended first."""
@@ -136,26 +134,10 @@ class MarkedWindow:
             raise RecordError(f"line with marks is damaged ({err}); skipped") from err
         return window
 
-    def records(self, skip: Callable[[str], object]) -> Iterator[Record]:
-        """Yield the window's records, its end last; ``skip`` is told of an inconsistent step."""
-        window = WindowRecords(logs=[*self.steps], calls=self.calls, step_ns=dict(self.step_ns))
-        for log in self.steps:
-            try:
-                yield from [checked(one) for one in window.of(log) if self._is_of_use(one)]
-            except DAMAGED as err:
-                window.num_dropped += 1
-                window.sums.pop(log.step, None)
-                skip(f"marks of step {log.step} are inconsistent ({err!r}); skipped")
-        if self.end is not None:
-            end = window.counted(self.end)
-            yield from window.coverage(self.installed, end)
-            yield window.summary(end)
-            yield end
-
-    def _is_of_use(self, record: Record) -> bool:
-        return not self.shared_with or (
-            isinstance(record, CollectiveRecord) and not self.shared_with.isdisjoint(record.ranks)
-        )
+    def note(self, record: Record) -> None:
+        """Keep the duration of an undisturbed hooked step."""
+        if isinstance(record, StepRecord) and record.is_hooked and not record.flags:
+            self.step_ns[record.step] = record.duration_ns
 
 
 def _window_record(record: Record) -> WindowRecord:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..errors import RecordError
-from ..plain_json import JsonObject
 from ..records.cluster import Cluster, SeenNode, joined_clusters
 from ..records.packed import UNREAD, unpacked
 from ..records.record_kinds import (
-    SCHEMA,
     Header,
     LoopRecord,
     RankRecord,
     Record,
     RunRecord,
     from_dict,
+    parse_header,
+    parse_line,
 )
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingDetail, RecordingPlan, recording_plan
+from ._traced_records import traced_records
 from .marked_window import DAMAGED, TYPE, MarkedWindow
 from .traced_step import TracedStep
+from .window_records import records_of
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="_Lines")
@@ -79,19 +80,6 @@ class RunRecords:
     def cluster(self) -> Cluster:
         """Nodes as their ranks saw them, and the values stated for them."""
         return joined_clusters(Cluster.from_json(h.cluster) for h in self.headers.values())
-
-
-def parse_header(line: str) -> Header:
-    """Parse a file's first line; raise ``RecordError`` if it is no header or of a newer schema."""
-    record = _parse_line(line)
-    if not isinstance(record, Header):
-        raise RecordError(f"first line is a {type(record).__name__}, not a header; record again")
-    if record.schema > SCHEMA:
-        raise RecordError(
-            f"schema {record.schema} is newer than {SCHEMA}, which this version reads; "
-            f"upgrade forerun to that of {record.created_by!r}"
-        )
-    return record
 
 
 @dataclass(slots=True)
@@ -164,11 +152,11 @@ class RankFile(_Lines):
         if self.header is None:
             self.header = parse_header(line)
             return []
-        value = _parse_json(line)
+        value = parse_line(line)
         if value.get("type") == TYPE:
             return self._of_window(MarkedWindow.from_json(value, self._note))
         if value.get("type") == TracedStep.TYPE:
-            return [*TracedStep.from_json(value).records(self.read_trace)]
+            return [*traced_records(TracedStep.from_json(value), self.read_trace)]
         record = from_dict(value)
         if isinstance(record, RunRecord):
             self.config = RunConfig.from_json(record.config)
@@ -187,7 +175,7 @@ class RankFile(_Lines):
             self._note(f"more than {MAX_MARKS} marks; the rest is not read")
             self.is_over = True
             return []
-        return [*window.records(self._note)]
+        return [*records_of(window, self._note)]
 
 
 @dataclass(slots=True)
@@ -203,7 +191,7 @@ class SummaryFile(_Lines):
         for line in unpacked(lines):
             self.num_lines += 1
             try:
-                value = _parse_json(line)
+                value = parse_line(line)
                 record = from_dict(value)
                 rank = value.get("rank")
                 if not isinstance(record, RankRecord) or type(rank) is not int:
@@ -329,24 +317,3 @@ def _mismatch_reason(
     if not 0 <= header.rank < world_size:
         return f"rank {header.rank} is not below world_size {world_size}"
     return f"rank {header.rank} has a file already" if header.rank in seen else ""
-
-
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a number that a record may hold")
-
-
-def _parse_line(line: str) -> Record:
-    return from_dict(_parse_json(line))
-
-
-def _parse_json(line: str) -> JsonObject:
-    try:
-        value = json.loads(line, parse_constant=_no_constant)
-    except RecursionError as err:
-        raise RecordError("line has brackets nested too deeply; skipped") from err
-    except ValueError as err:
-        reason = "line is cut off" if not line.endswith("\n") else "line is not JSON"
-        raise RecordError(f"{reason} ({err}); skipped") from err
-    if not isinstance(value, dict):
-        raise RecordError(f"line holds a {type(value).__name__}, not a record; skipped")
-    return value

@@ -54,6 +54,11 @@ def unpack_mark(what: int) -> tuple[int, int]:
     return what & (1 << BITS) - 1, what >> BITS
 
 
+def coverage_name(kind: str, is_backward: bool) -> str:
+    """Return the name of an operator's forward or backward hooks in the coverage."""
+    return f"{kind}:backward" if is_backward else kind
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedSite:
     """A place in the model whose calls are marked; ``layer`` is 0 outside the transformer

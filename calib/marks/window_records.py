@@ -1,4 +1,4 @@
-"""Logs that a rank buffers until its window has closed, and the records made from them.
+"""The records of a window, made from the logs that its rank has left.
 
 Passes of a window that were not timed get weights and waits from those that were.  On a device only
 some passes have their transfers timed.  All are counted, so that a timed one stands for a known
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -28,12 +28,22 @@ from ..records.record_kinds import (
     CoverageRecord,
     RankRecord,
     Record,
-    StepRecord,
     WindowRecord,
+    checked,
 )
 from ..workload.collectives import Collective
 from ._attribution import Attribution
-from .step_marks import BITS, NO_TIME, STEP_STREAM, Code, StepMarks, TransferKind, unpack_mark
+from .marked_window import DAMAGED, MarkedWindow
+from .step_marks import (
+    BITS,
+    NO_TIME,
+    STEP_STREAM,
+    Code,
+    StepMarks,
+    TransferKind,
+    coverage_name,
+    unpack_mark,
+)
 from .window_calls import KnownGroup, WindowCalls
 
 _WAIT_BEGIN, _WAIT_END, _CALL_DONE = map(int, (Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE))
@@ -192,11 +202,6 @@ class WindowRecords:
     calls: WindowCalls = field(default_factory=WindowCalls)
     _shares: tuple[int, dict[TransferKind, float], dict[str, int]] = (0, {}, {})
 
-    def note(self, record: Record) -> None:
-        """Store the duration of an undisturbed hooked step."""
-        if isinstance(record, StepRecord) and record.is_hooked and not record.flags:
-            self.step_ns[record.step] = record.duration_ns
-
     def of(self, log: StepMarks) -> Iterator[Record]:
         """Yield the records of one step, counted as they are made."""
         known = len(log.transfer_kinds)
@@ -247,9 +252,27 @@ class WindowRecords:
         return summarise(window.window, self.step_ns, self.sums, window.memory_peak_nbytes)
 
 
-def coverage_name(kind: str, is_backward: bool) -> str:
-    """Return the name of an operator's forward or backward hooks in the coverage."""
-    return f"{kind}:backward" if is_backward else kind
+def records_of(window: MarkedWindow, skip: Callable[[str], object]) -> Iterator[Record]:
+    """Yield the records of a window, its end last; ``skip`` is told of an inconsistent step."""
+    made = WindowRecords(logs=window.steps, calls=window.calls, step_ns=window.step_ns)
+    for log in window.steps:
+        try:
+            yield from [checked(one) for one in made.of(log) if _is_of_use(one, window)]
+        except DAMAGED as err:
+            made.num_dropped += 1
+            made.sums.pop(log.step, None)
+            skip(f"marks of step {log.step} are inconsistent ({err!r}); skipped")
+    if window.end is not None:
+        end = made.counted(window.end)
+        yield from made.coverage(window.installed, end)
+        yield made.summary(end)
+        yield end
+
+
+def _is_of_use(record: Record, window: MarkedWindow) -> bool:
+    return not window.shared_with or (
+        isinstance(record, CollectiveRecord) and not window.shared_with.isdisjoint(record.ranks)
+    )
 
 
 def transfer_weights(logs: Iterable[StepMarks]) -> dict[TransferKind, float]:

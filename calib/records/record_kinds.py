@@ -5,6 +5,7 @@ On disk a record is one JSON line with its type under ``"type"``; a file starts 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -381,3 +382,34 @@ def _shown(value: Any) -> str:
     except (ValueError, RecursionError):
         return f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def parse_header(line: str) -> Header:
+    """Parse a file's first line; raise ``RecordError`` if it is no header or of a newer schema."""
+    record = from_dict(parse_line(line))
+    if not isinstance(record, Header):
+        raise RecordError(f"first line is a {type(record).__name__}, not a header; record again")
+    if record.schema > SCHEMA:
+        raise RecordError(
+            f"schema {record.schema} is newer than {SCHEMA}, which this version reads; "
+            f"upgrade forerun to that of {record.created_by!r}"
+        )
+    return record
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number that a record may hold")
+
+
+def parse_line(line: str) -> JsonObject:
+    """Return the object of a line; raise ``RecordError`` if it holds none."""
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+    except RecursionError as err:
+        raise RecordError("line has brackets nested too deeply; skipped") from err
+    except ValueError as err:
+        reason = "line is cut off" if not line.endswith("\n") else "line is not JSON"
+        raise RecordError(f"{reason} ({err}); skipped") from err
+    if not isinstance(value, dict):
+        raise RecordError(f"line holds a {type(value).__name__}, not a record; skipped")
+    return value

@@ -23,12 +23,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RecordError
-from ..marks.run_records import RankFile, RunRecords, SummaryFile, join_ranks, parse_header
+from ..marks.run_records import RankFile, RunRecords, SummaryFile, join_ranks
 from ..marks.traced_step import MAX_TRACE_NBYTES, TRACE
 from ..plain_json import parse_json
 from ..records.cluster import LINKS, Cluster, SeenNode
 from ..records.files import Tail, replace_by
 from ..records.packed import MAX_LINE_NBYTES
+from ..records.record_kinds import parse_header
 from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 

@@ -13,20 +13,16 @@ with less space retains.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...calib.marks.marked_window import MarkedWindow
-from ...calib.marks.step_marks import StepMarks
-from ...calib.marks.window_records import WindowRecords
 from ...calib.records.packed import Packer
 from ...calib.records.record_kinds import (
-    CoverageRecord,
     PhaseRecord,
     Record,
     RunRecord,
     StepRecord,
-    WindowRecord,
     to_dict,
 )
 from ...calib.workload.recording import PACKED_NBYTES, RecordingDetail, RecordingPlan
@@ -99,36 +95,32 @@ class BoundedWindow:
         line = packer.line() if lines else ""
         return line if self.spend(len(line)) else ""
 
-    def close(
-        self, window: WindowRecords, record: WindowRecord, coverage: tuple[CoverageRecord, ...]
-    ) -> ClosedWindow:
+    def close(self, window: MarkedWindow) -> ClosedWindow:
         """Return the lines or the message of the closed window."""
         if self._part is RecordingDetail.WATCH:
-            for log in window.logs:
-                for _ in self._records(window, log):
-                    self._pace()
-            summary = {**to_dict(window.summary(record)), "rank": self._rank}
-            return ClosedWindow(message=json.dumps(summary) + "\n")
-        marked = MarkedWindow(
-            steps=[log for log in window.logs if log.step in window.step_ns],
-            step_ns=window.step_ns,
-            end=record,
-            installed=coverage,
-            calls=window.calls,
-            shared_with=self._shared_with,
-        )
+            return ClosedWindow(message=self._summary(window))
+        window.steps = [log for log in window.steps if log.step in window.step_ns]
+        window.shared_with = self._shared_with
         aside = self.aside()
-        line = marked.to_line(self._on_fault, self._remaining_nbytes // 2 - ENDS_NBYTES)
+        line = window.to_line(self._on_fault, self._remaining_nbytes // 2 - ENDS_NBYTES)
         is_written = self.spend(len(line)) or self._is_small
         return ClosedWindow(lines=(aside, *([line] if is_written else [])))
 
-    def _records(self, window: WindowRecords, log: StepMarks) -> Iterator[Record]:
-        """Yield the records of one step, until it is inconsistent; other steps are unaffected."""
-        try:
-            yield from window.of(log)
-        except Exception as err:
-            self._on_fault(err)
-            window.sums.pop(log.step, None)
+    def _summary(self, window: MarkedWindow) -> str:
+        """Return the message of a rank without a file; an inconsistent step is left out of it."""
+        from ...calib.marks.window_records import WindowRecords
+
+        made = WindowRecords(logs=window.steps, calls=window.calls, step_ns=window.step_ns)
+        for log in window.steps:
+            try:
+                for _ in made.of(log):
+                    self._pace()
+            except Exception as err:
+                self._on_fault(err)
+                made.sums.pop(log.step, None)
+        if window.end is None:
+            return ""
+        return json.dumps({**to_dict(made.summary(window.end)), "rank": self._rank}) + "\n"
 
     def spend(self, nbytes: int) -> bool:
         """Return True if the file has room for so many more bytes, which are then taken."""

@@ -26,11 +26,16 @@ from typing import IO, TYPE_CHECKING
 
 from ...calib.errors import RecordError, unwritable
 from ...calib.marks.marked_window import MarkedWindow
-from ...calib.marks.run_records import parse_header
-from ...calib.marks.traced_step import COVERAGE, MAX_TRACE_NBYTES, TracedStep
-from ...calib.marks.window_records import WindowRecords
+from ...calib.marks.traced_step import MAX_TRACE_NBYTES, TracedStep, trace_remark
 from ...calib.records.files import open_owned, replace_by
-from ...calib.records.record_kinds import SCHEMA, CoverageRecord, Header, Record, WindowRecord
+from ...calib.records.record_kinds import (
+    SCHEMA,
+    CoverageRecord,
+    Header,
+    Record,
+    WindowRecord,
+    parse_header,
+)
 from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
 from ..process.guard import THREAD_NAME_PREFIX, Guard, is_failing
 from ..process.interpreter import running_version
@@ -109,7 +114,7 @@ class RecordWriter:
         self._file: IO[str] | None = None
         self._plan: RecordingPlan | None = None
         self._early: list[Record] = []
-        self._window = WindowRecords()
+        self._window = MarkedWindow()
         self._bounded: BoundedWindow | None = None
         self._is_file_off = False
         self._num_written = 0
@@ -193,7 +198,7 @@ class RecordWriter:
         if self.is_broken:
             return
         if isinstance(item, StepLog):
-            self._window.logs.append(item)
+            self._window.steps.append(item)
         elif isinstance(item, WindowEnd):
             self._write_window(item)
         elif isinstance(item, RecordingPlan):
@@ -243,9 +248,7 @@ class RecordWriter:
             if self._bounded is None or self._bounded.spend(len(line)):
                 self._write([line])
         except OSError as err:
-            remark = f"{COVERAGE} skipped: {err}"
-            window = exported.step.log.window
-            self._write_now(CoverageRecord(window=window, name=remark, installed=0, fired=0))
+            self._write_now(trace_remark(exported.step.log.window, f" skipped: {err}"))
         finally:
             exported.discard()
 
@@ -253,9 +256,7 @@ class RecordWriter:
         """Write the steps of an unfinished window as the process ends, unless there is an
         exchange."""
         if self._exchange is None:
-            self._write(
-                [self._marked(self._window).to_line(self._on_fault)] if self._window.logs else ()
-            )
+            self._write([self._window.to_line(self._on_fault)] if self._window.steps else ())
         self._flush(is_last=True)
 
     def _give_up(self, err: OSError) -> None:
@@ -266,7 +267,7 @@ class RecordWriter:
         self._is_file_off = True
         if self._exchange is None:
             self.is_broken = True
-            self._window = WindowRecords()
+            self._window = MarkedWindow()
         opened, self._file = self._file, None
         if opened is not None:
             with suppress(OSError):
@@ -309,7 +310,8 @@ class RecordWriter:
             self._pace.keep()
 
     def _write_window(self, end: WindowEnd) -> None:
-        window, self._window = self._window, WindowRecords()
+        window, self._window = self._window, MarkedWindow()
+        window.end, window.installed = end.record, end.coverage
         try:
             window.calls = end.flight.read()
         except Exception as err:  # what hooks saw is written all the same
@@ -317,10 +319,7 @@ class RecordWriter:
         if self._bounded is not None:
             self._write_bounded(end, window, self._bounded)
         else:
-            marked = self._marked(window)
-            self._write(
-                [replace(marked, end=end.record, installed=end.coverage).to_line(self._on_fault)]
-            )
+            self._write([window.to_line(self._on_fault)])
             self._flush()
             if end.on_written is not None:
                 end.on_written()
@@ -331,12 +330,8 @@ class RecordWriter:
         self._guard.fault(err)
         self.num_dropped += 1
 
-    @staticmethod
-    def _marked(window: WindowRecords) -> MarkedWindow:
-        return MarkedWindow(steps=window.logs, step_ns=window.step_ns, calls=window.calls)
-
-    def _write_bounded(self, end: WindowEnd, window: WindowRecords, bounded: BoundedWindow) -> None:
-        closed = bounded.close(window, end.record, end.coverage)
+    def _write_bounded(self, end: WindowEnd, window: MarkedWindow, bounded: BoundedWindow) -> None:
+        closed = bounded.close(window)
         self._write(closed.lines)
         self._flush()
         if self._exchange is not None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...calib.marks.traced_step import COVERAGE
+from ...calib.marks.traced_step import trace_remark
 from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
 from ...calib.workload.config import RunConfig
 from ...calib.workload.run_options import AutoSwitch
@@ -83,10 +83,7 @@ class Tracing:
             traced.discard()
 
     def _skip(self, reason: str, window: int) -> None:
-        """Record a remark, which has no hooks that could fire, and so does not count as
-        coverage."""
-        name = f"{COVERAGE} skipped: {reason}"
-        self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
+        self._put(trace_remark(window, f" skipped: {reason}"))
 
 
 _log = logging.getLogger(__name__)

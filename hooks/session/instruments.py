@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...calib.marks.window_records import coverage_name
+from ...calib.marks.step_marks import coverage_name
 from ...calib.records.record_kinds import CoverageRecord
 from ...calib.workload.config import RunConfig
 from ...calib.workload.operators import OperatorKind

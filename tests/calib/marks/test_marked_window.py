@@ -18,7 +18,7 @@ from forerun.calib.marks.marked_window import MarkedWindow
 from forerun.calib.marks.run_records import MAX_MARKS, RankFile
 from forerun.calib.marks.step_marks import NO_TIME, Issued
 from forerun.calib.marks.window_calls import KnownGroup, WindowCalls
-from forerun.calib.marks.window_records import WindowRecords
+from forerun.calib.marks.window_records import WindowRecords, records_of
 from forerun.calib.records.flight import FlightEntry, HostSpan
 from forerun.calib.records.record_kinds import (
     CoverageRecord,
@@ -80,7 +80,7 @@ def read(line: str) -> MarkedWindow:
 
 
 def made(window: MarkedWindow) -> list[dict]:
-    return [to_dict(record) for record in window.records(fail)]
+    return [to_dict(record) for record in records_of(window, fail)]
 
 
 def directly(window: MarkedWindow) -> Iterator[Record]:

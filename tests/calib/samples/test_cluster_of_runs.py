@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.marks.run_records import RunRecords, parse_header
+from forerun.calib.marks.run_records import RunRecords
 from forerun.calib.records.cluster import LINKS, Cluster, SeenNode, StatedNodes
-from forerun.calib.records.record_kinds import Header, from_dict, to_dict
+from forerun.calib.records.record_kinds import Header, from_dict, parse_header, to_dict
 from forerun.calib.samples.store import RunReader, read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig

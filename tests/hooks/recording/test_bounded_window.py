@@ -11,8 +11,8 @@ from itertools import pairwise
 import pytest
 from simulated_steps import SimulatedRank, steps
 
+from forerun.calib.marks.marked_window import MarkedWindow
 from forerun.calib.marks.run_records import RankFile
-from forerun.calib.marks.window_records import WindowRecords
 from forerun.calib.records.record_kinds import StepFlag, StepRecord, WindowRecord, to_dict
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import MESSAGE_NBYTES, RecordingDetail, recording_plan
@@ -44,16 +44,18 @@ def closed(
     **size: int,
 ) -> ClosedWindow:
     bounded = bounded or BoundedWindow(PLAN, rank)
-    records = WindowRecords()
+    marked = MarkedWindow()
     for record, log in simulated_steps(rank, **size):
         record = replace(record, window=window)
         if record.step in flagged:
             record = replace(record, flags=(StepFlag.COLLECTED,))
-        records.note(record)
+        marked.note(record)
         bounded.takes(record, line_of(record))
-        records.logs.append(log)
-    end = WindowRecord(window=window, first_step=3, last_step=22, num_faults=0, num_dropped=0)
-    return bounded.close(records, end, ())
+        marked.steps.append(log)
+    marked.end = WindowRecord(
+        window=window, first_step=3, last_step=22, num_faults=0, num_dropped=0
+    )
+    return bounded.close(marked)
 
 
 def rows(window: ClosedWindow) -> list[dict]:
@@ -132,13 +134,14 @@ def test_a_step_that_makes_no_sense_costs_no_other() -> None:
     faults: list[Exception] = []
     bounded = BoundedWindow(PLAN, 16383, on_fault=faults.append)
     rank = SimulatedRank(LAYOUT, 16383, num_microbatches=2, num_layers=1)
-    records = WindowRecords()
+    marked = MarkedWindow(
+        end=WindowRecord(window=0, first_step=3, last_step=22, num_faults=0, num_dropped=0)
+    )
     for record, log in steps(rank, HOOKED):
-        records.note(record)
-        records.logs.append(log)
-    records.logs[0].shapes.append((object(), 2))
-    end = WindowRecord(window=0, first_step=3, last_step=22, num_faults=0, num_dropped=0)
-    results = rows(bounded.close(records, end, ()))
+        marked.note(record)
+        marked.steps.append(log)
+    marked.steps[0].shapes.append((object(), 2))
+    results = rows(bounded.close(marked))
     assert len(faults) == 1
     assert of(results, "rank")[0]["num_steps"] == 9
     assert {row["step"] for row in of(results, "phase")} == set(HOOKED) - {3}

@@ -24,6 +24,7 @@ from torch import nn
 from torch.autograd.profiler import KinetoStepTracker
 from torch.profiler import ProfilerActivity
 
+from forerun.calib.marks._traced_records import traced_records
 from forerun.calib.marks.traced_step import MARK, MAX_TRACE_NBYTES, TracedStep
 from forerun.calib.records.chrome_trace import from_chrome
 from forerun.calib.records.record_kinds import (
@@ -116,7 +117,7 @@ class Traced:
     def records(self) -> list[Record]:
         """Return the records, by the line of the rank's file."""
         step = TracedStep.from_json(json.loads(self.step.to_line()))
-        return [*step.records(lambda _: self.trace)]
+        return [*traced_records(step, lambda _: self.trace)]
 
     def of(self, name: str) -> list[int]:
         """Return the durations of the events of a name."""

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,6 +20,7 @@ import pytest
 
 from forerun.calib.marks.marked_window import TYPE, MarkedWindow
 from forerun.calib.marks.window_calls import WindowCalls
+from forerun.calib.marks.window_records import records_of
 from forerun.calib.records.record_kinds import (
     SCHEMA,
     CoverageRecord,
@@ -75,7 +78,7 @@ def lines(path: Path) -> list[dict]:
         value = json.loads(line)
         if value["type"] == TYPE:
             window = MarkedWindow.from_json(value, problems.append)
-            known += map(to_dict, window.records(problems.append))
+            known += map(to_dict, records_of(window, problems.append))
         else:
             known.append(value)
     return known
@@ -336,3 +339,16 @@ def test_a_file_that_is_no_record_is_moved_aside_and_a_torn_one_goes_on(tmp_path
     assert path.with_name(path.name + ".damaged").read_text() == "somebody's notes"
     whole = [line for line in path.read_text().splitlines() if line != "{torn"]
     assert [json.loads(line)["type"] for line in whole] == ["header", "step"] * 2
+
+
+def test_training_loads_nothing_that_makes_records_of_marks() -> None:
+    """Marks are read by the companion, or later."""
+    program = (
+        "import forerun.hooks.session.session, forerun.hooks.session.instruments\n"
+        "import forerun.hooks.recording.kineto, sys\n"
+        "print(*(name for name in sys.modules if name.startswith('forerun.calib.marks.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    names = {name.rpartition(".")[2] for name in done.stdout.split()}
+    assert names == {"marked_window", "step_marks", "traced_step", "window_calls"}
