@@ -118,7 +118,7 @@ def eager(note: Callable[[Any], object]) -> Callable[..., None]:
 
 def pass_over_package() -> None:
     """Make the compiler skip all frames of our modules that are imported by now."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name not in _seen and name.startswith(_NEEDED) and module is not None:
             _seen.add(name)
             path = getattr(module, "__file__", None)
