@@ -2,27 +2,34 @@
 
 ``python -m forerun.benchmarks.costs.windows``: a rank of TP2 PP2 whose ten hooked steps have about
 3,500 records, and recording ranks of 1,024 and 16,384.  Simulated steps with the real recorder;
-processor time, the least of five.
+processor time, the least of five.  Last, what the trace of a step costs.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
+import torch
 from simulated_steps import SimulatedRank, steps
 
 from forerun.calib.marks.marked_window import MarkedWindow
 from forerun.calib.marks.window_records import WindowRecords, records_of
+from forerun.calib.plain_json import parse_json
+from forerun.calib.records.chrome_trace import from_chrome
+from forerun.calib.records.kineto_trace import TracedWork, work_of
 from forerun.calib.records.record_kinds import WindowRecord, to_dict
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import RecordingDetail, recording_plan
 from forerun.hooks.recording._bounded_window import BoundedWindow
+from forerun.hooks.recording.writer import compress_trace
 
 _HOOKED = range(3, 23, 2)
 _END = WindowRecord(window=0, first_step=3, last_step=22, num_faults=0, num_dropped=0)
@@ -73,6 +80,40 @@ def main() -> None:
     print(f"read in {1e3 * read_s:.1f} ms")
     for layout in _LARGE:
         large(layout)
+    traced()
+
+
+def traced() -> None:
+    """Print what a trace of a CPU's passes costs to export, to compress and to read."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(800)))
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True
+    )
+    with profiler:
+        for _ in range(2):
+            model(torch.ones(4, 8)).sum().backward()
+    with tempfile.TemporaryDirectory() as home:
+        plain, packed = Path(home) / "trace.json", Path(home) / "trace.json.gz"
+        begin_s = time.process_time()
+        profiler.export_chrome_trace(str(plain))  # once: a second call raises
+        export_s = time.process_time() - begin_s
+
+        def compress() -> None:
+            with plain.open("rb") as trace, packed.open("wb") as file:
+                compress_trace(trace, file)
+
+        def read() -> list[TracedWork]:
+            trace = parse_json(gzip.decompress(packed.read_bytes()))
+            assert isinstance(trace, dict)
+            return work_of(from_chrome(trace["traceEvents"]))  # type: ignore[arg-type]
+
+        compress_s, read_s = least_s(compress), least_s(read)
+        num_events = len(from_chrome(json.loads(plain.read_text())["traceEvents"]))
+        print(
+            f"trace of {num_events} events, {plain.stat().st_size} bytes: exported in "
+            f"{export_s:.3f} s, compressed in {compress_s:.3f} s to {packed.stat().st_size} bytes, "
+            f"read in {read_s:.2f} s"
+        )
 
 
 def large(layout: Parallelism) -> None:

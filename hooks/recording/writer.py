@@ -244,7 +244,7 @@ class RecordWriter:
             with exported.file.open("rb") as trace:
                 if os.fstat(trace.fileno()).st_size > MAX_TRACE_NBYTES:
                     raise OSError(f"it has more than {MAX_TRACE_NBYTES >> 20} MiB")
-                replace_by(self._path.with_name(name), partial(_compress, trace))
+                replace_by(self._path.with_name(name), partial(compress_trace, trace))
             if self._bounded is None or self._bounded.spend(len(line)):
                 self._write([line])
         except OSError as err:
@@ -340,8 +340,8 @@ class RecordWriter:
             end.on_written()
 
 
-def _compress(trace: IO[bytes], file: IO[bytes]) -> None:
-    """Compress a trace in pieces, each without the interpreter."""
+def compress_trace(trace: IO[bytes], file: IO[bytes]) -> None:
+    """Compress a trace in pieces, each without the interpreter lock."""
     with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
         shutil.copyfileobj(trace, packed, _PIECE_NBYTES)
 

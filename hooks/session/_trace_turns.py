@@ -74,8 +74,8 @@ class Tracing:
         traced = None
         try:
             traced = tracer.end(is_recorded=is_recorded) if tracer is not None else None
-        except OSError as err:
-            self._skip(f"its file cannot be written ({err})", self._window)
+        except (OSError, RuntimeError) as err:
+            self._skip(f"it cannot be exported ({err})", self._window)
         finally:
             if instruments is not None:
                 instruments.take_off()
