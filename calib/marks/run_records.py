@@ -34,6 +34,8 @@ _NO_LINKS = SeenNode()
 _NUM_NAMED = 8
 MAX_MARKS = 1 << 24
 """Most marks of a file, which a small one could unpack to."""
+MOST_TRACES = 64
+"""Most traces of a file that are read: a run has one, and seconds are spent on each."""
 # A file of noise has a problem in each line, and reports list them all.
 MOST_PROBLEMS = 200
 """Most damaged lines that are named per file."""
@@ -101,7 +103,8 @@ class _Lines:
             self.problems.append(f"{self.name}:{self.num_lines}: {problem}")
 
 
-def _no_trace(name: str) -> object:
+def no_trace(name: str) -> object:
+    """Raise ``RecordError``: there is no such file beside the rank's."""
     raise RecordError(f"{name} is not here; copy it beside the rank's file")
 
 
@@ -112,7 +115,7 @@ class RankFile(_Lines):
     ``read_trace`` returns the value of the file of a trace, which lies beside it.
     """
 
-    read_trace: Callable[[str], object] = _no_trace
+    read_trace: Callable[[str], object] = no_trace
     header: Header | None = None
     config: RunConfig | None = None
     loop: LoopRecord | None = None
@@ -121,6 +124,7 @@ class RankFile(_Lines):
     is_over: bool = False
     num_marks: int = 0
     """Marks read so far."""
+    num_traces: int = 0
 
     def take(self, lines: Iterable[str]) -> None:
         """Parse these lines, which follow those taken before."""
@@ -156,7 +160,7 @@ class RankFile(_Lines):
         if value.get("type") == TYPE:
             return self._of_window(MarkedWindow.from_json(value, self._note))
         if value.get("type") == TracedStep.TYPE:
-            return [*traced_records(TracedStep.from_json(value), self.read_trace)]
+            return self._of_trace(TracedStep.from_json(value))
         record = from_dict(value)
         if isinstance(record, RunRecord):
             self.config = RunConfig.from_json(record.config)
@@ -168,6 +172,12 @@ class RankFile(_Lines):
             self._note(f"rest belongs to run {record.run_id}; skipped")
             self.is_over = True
         return []
+
+    def _of_trace(self, step: TracedStep) -> list[Record]:
+        self.num_traces += 1
+        if self.num_traces > MOST_TRACES:
+            raise RecordError(f"more than {MOST_TRACES} traces; skipped")
+        return [*traced_records(step, self.read_trace)]
 
     def _of_window(self, window: MarkedWindow) -> list[Record]:
         self.num_marks += sum(len(step.what) for step in window.steps)

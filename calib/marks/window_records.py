@@ -209,7 +209,9 @@ class WindowRecords:
         if len(log.transfer_kinds) > known:
             self.fired |= {name: {0} for name in self.calls.unseen_names}
         if self._shares[0] != len(self.logs):
-            self._shares = len(self.logs), transfer_weights(self.logs), mean_waits(self.logs)
+            # A file without room has undisturbed steps alone, and its means are those of others.
+            logs = [one for one in self.logs if one.step in self.step_ns] or self.logs
+            self._shares = len(self.logs), transfer_weights(logs), mean_waits(logs)
         _, weights, wait_ns = self._shares
         attribution = Attribution(log, weights=weights, wait_ns=wait_ns)
         sums = self.sums[log.step] = StepSums()

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RecordError
-from ..marks.run_records import RankFile, RunRecords, SummaryFile, join_ranks
+from ..marks.run_records import RankFile, RunRecords, SummaryFile, join_ranks, no_trace
 from ..marks.traced_step import MAX_TRACE_NBYTES, TRACE
 from ..plain_json import parse_json
 from ..records.cluster import LINKS, Cluster, SeenNode
@@ -208,7 +208,7 @@ def _read_trace(folder: Path, name: str) -> object:
             raise ValueError(f"it has more than {MAX_TRACE_NBYTES >> 20} MiB")
         return parse_json(data)
     except FileNotFoundError:
-        raise RecordError(f"{name} is not here; copy it beside the rank's file") from None
+        return no_trace(name)
     except (OSError, EOFError, zlib.error, ValueError) as err:
         raise RecordError(f"{name} cannot be read ({err}); skipped") from err
 

@@ -204,7 +204,9 @@ class RecordWriter:
         elif isinstance(item, RecordingPlan):
             self._begin(item)
         elif isinstance(item, ExportedStep):
-            self._write_traced(item)
+            if not self._is_file_off:
+                self._write_traced(item)
+            item.discard()
         elif item is not None:
             self._write_now(item)
         else:
@@ -249,8 +251,6 @@ class RecordWriter:
                 self._write([line])
         except OSError as err:
             self._write_now(trace_remark(exported.step.log.window, f" skipped: {err}"))
-        finally:
-            exported.discard()
 
     def _write_rest(self) -> None:
         """Write the steps of an unfinished window as the process ends, unless there is an

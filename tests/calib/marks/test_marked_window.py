@@ -135,6 +135,22 @@ def taken(*lines: str) -> RankFile:
     return file
 
 
+def test_a_disturbed_step_says_nothing_of_the_calls_of_others() -> None:
+    """In a file without room it is left out: the others' weights are the same there."""
+
+    def others(*, has_disturbed: bool) -> list[dict]:
+        window = marked(Parallelism(tp=2, pp=2))
+        disturbed = window.steps[0]
+        disturbed.num_pass_calls = [3 * count for count in disturbed.num_pass_calls]
+        del window.step_ns[disturbed.step]
+        window.steps = window.steps if has_disturbed else window.steps[1:]
+        return [row for row in made(window) if row.get("step") not in (None, disturbed.step)]
+
+    rows = others(has_disturbed=True)
+    assert rows == others(has_disturbed=False)
+    assert {row["stands_for"] for row in rows if row["type"] == "collective"} == {1.0}
+
+
 def test_a_damaged_step_costs_itself_alone() -> None:
     head, line = lines_of(marked())
     value = json.loads(line)

@@ -25,6 +25,7 @@ from torch.autograd.profiler import KinetoStepTracker
 from torch.profiler import ProfilerActivity
 
 from forerun.calib.marks._traced_records import traced_records
+from forerun.calib.marks.run_records import MOST_TRACES, RankFile
 from forerun.calib.marks.traced_step import MARK, MAX_TRACE_NBYTES, TracedStep
 from forerun.calib.records.chrome_trace import from_chrome
 from forerun.calib.records.record_kinds import (
@@ -520,6 +521,18 @@ def test_a_line_names_no_file_elsewhere(tmp_path):
     records.write_text(records.read_text().replace(path.name, "../../secret.json.gz"))
     (problem,) = read_run(tmp_path).problems
     assert "'../../secret.json.gz' is not the name of a trace" in problem
+
+
+def test_a_file_of_many_traces_is_read_to_a_limit(tmp_path):
+    """Each costs seconds, and a line is short."""
+    train(tmp_path, AutoSwitch.ON)
+    path = tmp_path / "records" / "run" / "rank-00000.jsonl"
+    head, *others = path.read_text().splitlines(keepends=True)
+    (line,) = (one for one in others if json.loads(one)["type"] == TracedStep.TYPE)
+    file = RankFile("rank", read_trace=lambda _: {})
+    file.take([head, *[line] * (MOST_TRACES + 1)])
+    assert len(file.records) == MOST_TRACES
+    assert file.problems == [f"rank:{MOST_TRACES + 2}: more than {MOST_TRACES} traces; skipped"]
 
 
 def test_without_room_for_a_trace_the_window_is_as_without_it(tmp_path, monkeypatch):
