@@ -90,7 +90,7 @@ def faster_line(
         return _SEPARATOR.join(filter(None, [*words, plan.obstacle(coded)]))
     if best is None:
         count = max(plan.num_layouts, len(plan.candidates))
-        words = [f"faster: nothing to offer among {count:,} layouts"]
+        words = [f"faster: nothing to offer among {count:,} layout{'s' * (count != 1)}"]
         if (near := plan.nearest) is not None:
             words.append(plan.missed_by(near, layout_words(near.config)))
         return _SEPARATOR.join(words)

@@ -131,17 +131,21 @@ def text_keys(config: Mapping[str, object]) -> dict[str, object]:
     return {**outer, **{str(name): value for name, value in text.items()}}
 
 
+def _named(kind: str) -> str:
+    return f"model_type {kind!r}" if kind else "a model without model_type"
+
+
 def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
     """Return a model's shape; raise ``ConfigError`` for a key or value that is not understood."""
-    given, kind = Arguments(keys), str(keys.get("model_type"))
+    given, kind = Arguments(keys), str(keys.get("model_type") or "")
     is_known = kind in _FAMILIES or kind == GPT2
     if keys.get("is_encoder_decoder") or not (is_known or _is_decoder(given)):
         raise ConfigError(
-            f"model_type {kind!r} is not of a decoder alone, and no encoder is modelled; give a GPT"
+            f"{_named(kind)} is not of a decoder alone, and no encoder is modelled; give a GPT"
         )
     if strange := _unread_keys(keys, is_known=is_known):
         raise ConfigError(
-            f"model_type {kind!r} of config.json is {'' if is_known else 'not '}known, "
+            f"{_named(kind)} of config.json is {'' if is_known else 'not '}known, "
             f"{'but not' if is_known else 'nor'} what {', '.join(strange[:4])} "
             f"{'does' if len(strange) == 1 else 'do'}; {_REMEDY}"
         )
@@ -256,7 +260,7 @@ def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family
     activation = given.text("hidden_act")
     if activation not in _GATED or given.get("rms_norm_eps") is None:
         raise ConfigError(
-            f"model_type {kind!r} of config.json is not known, and without rms_norm_eps and "
+            f"{_named(kind)} of config.json is not known, and without rms_norm_eps and "
             f"hidden_act silu its layers are open; {_REMEDY}"
         )
     return _PLAIN
@@ -275,11 +279,11 @@ def _is_decoder(given: Arguments) -> bool:
 def notes_of_keys(config: Mapping[str, object], *, seq_length: int) -> tuple[str, ...]:
     """Return what a model's shape assumes or omits, one sentence each."""
     keys = text_keys(config)
-    given, kind = Arguments(keys), str(keys.get("model_type"))
+    given, kind = Arguments(keys), str(keys.get("model_type") or "")
     notes = []
     if kind not in _FAMILIES and kind != GPT2:
         notes.append(
-            f"model_type {kind!r} of config.json is not known and read by its keys: RMSNorm, no "
+            f"{_named(kind)} of config.json is not known and read by its keys: RMSNorm, no "
             f"biases or query-key norms but those named, embedding and head "
             f"{'shared' if given.is_on('tie_word_embeddings') else 'separate'}"
         )

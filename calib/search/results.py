@@ -134,7 +134,7 @@ class Tried(Encoded):
     def text(self) -> str:
         """Summary for the user."""
         words = [
-            f"{self.num_layouts:,} layouts",
+            f"{self.num_layouts:,} layout{'s' * (self.num_layouts != 1)}",
             f"{self.over_memory:,} over memory",
             f"{self.slower:,} surely slower",
             f"{self.evaluated:,} evaluated",

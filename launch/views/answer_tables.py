@@ -429,7 +429,7 @@ def plan_notes(plan: Plan) -> list[str]:
     notes = []
     reason = exclusion_reason(plan.running.config)
     if number := sum(tried.cut.get(reason, 0) for tried in plan.tried.values() if reason):
-        notes.append(f"{number:,} layouts excluded: {reason}")
+        notes.append(f"{number:,} layout{'s' * (number != 1)} excluded: {reason}")
     routed = {one.config.parallelism.ep: one.routing for one in plan.rows.values()}
     texts = [
         f"ep {ep} {one.text.removeprefix('routing ')}"
