@@ -226,7 +226,8 @@ def _one_of(name: str, words: Mapping[str, str], remedy: str) -> Callable[[str],
 
 def _label_etp(config: RunConfig) -> str:
     par = config.parallelism
-    return f"ETP{par.etp}" if par.ep > 1 and par.etp > 1 and par.etp != par.tp else ""
+    is_said = config.model.experts is not None and par.expert_tp != par.tp
+    return f"ETP{par.expert_tp}" if is_said else ""
 
 
 def _sp_word(config: RunConfig) -> str:

@@ -62,12 +62,10 @@ def test_a_label_gives_its_layout(pair: tuple[RunConfig, RunConfig]) -> None:
             one.name for one in LABELLED_CHOICES if one.fields_of_word(word, running) is not None
         ]
         assert len(claims) == 1, (word, claims)
-    # A label does not tell the experts' tp where ep or that is 1.
-    if "ETP" in label or par.expert_tp == par.tp:
-        found = named_layout(label, running)
-        assert layout_label(found) == label
-        # Of one replica it does not tell the sharding.
-        assert par.dp * par.cp == 1 or found == layout
+    found = named_layout(label, running)
+    assert layout_label(found) == label
+    # Of one replica it does not tell the sharding.
+    assert par.dp * par.cp == 1 or found == layout
 
 
 @given(layouts())
