@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
@@ -20,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 import torch
 from simulated_steps import SimulatedRank, steps
 
+from forerun.calib.marks._traced_records import slim
 from forerun.calib.marks.marked_window import MarkedWindow
 from forerun.calib.marks.window_records import WindowRecords, records_of
-from forerun.calib.plain_json import parse_json
-from forerun.calib.records.chrome_trace import from_chrome
+from forerun.calib.records.chrome_trace import events_in, from_chrome
 from forerun.calib.records.kineto_trace import TracedWork, work_of
 from forerun.calib.records.record_kinds import WindowRecord, to_dict
 from forerun.calib.workload.parallelism import Parallelism
@@ -103,9 +104,10 @@ def traced() -> None:
                 compress_trace(trace, file)
 
         def read() -> list[TracedWork]:
-            trace = parse_json(gzip.decompress(packed.read_bytes()))
-            assert isinstance(trace, dict)
-            return work_of(from_chrome(trace["traceEvents"]))  # type: ignore[arg-type]
+            with gzip.open(packed, "rt") as file:
+                return work_of(
+                    from_chrome(map(slim, events_in(iter(partial(file.read, 1 << 20), ""))))
+                )
 
         compress_s, read_s = least_s(compress), least_s(read)
         num_events = len(from_chrome(json.loads(plain.read_text())["traceEvents"]))

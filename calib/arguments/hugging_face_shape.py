@@ -132,7 +132,7 @@ def text_keys(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _named(kind: str) -> str:
-    return f"model_type {kind!r}" if kind else "a model without model_type"
+    return f"model_type {kind!r}" if kind else "a config.json without model_type"
 
 
 def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
@@ -145,7 +145,7 @@ def shape_of_keys(keys: Mapping[str, object]) -> ModelShape:
         )
     if strange := _unread_keys(keys, is_known=is_known):
         raise ConfigError(
-            f"{_named(kind)} of config.json is {'' if is_known else 'not '}known, "
+            f"{_named(kind)} is {'' if is_known else 'not '}known, "
             f"{'but not' if is_known else 'nor'} what {', '.join(strange[:4])} "
             f"{'does' if len(strange) == 1 else 'do'}; {_REMEDY}"
         )
@@ -260,7 +260,7 @@ def _by_keys(keys: Mapping[str, object], given: Arguments, kind: str) -> _Family
     activation = given.text("hidden_act")
     if activation not in _GATED or given.get("rms_norm_eps") is None:
         raise ConfigError(
-            f"{_named(kind)} of config.json is not known, and without rms_norm_eps and "
+            f"{_named(kind)} is not known, and without rms_norm_eps and "
             f"hidden_act silu its layers are open; {_REMEDY}"
         )
     return _PLAIN
@@ -283,7 +283,7 @@ def notes_of_keys(config: Mapping[str, object], *, seq_length: int) -> tuple[str
     notes = []
     if kind not in _FAMILIES and kind != GPT2:
         notes.append(
-            f"{_named(kind)} of config.json is not known and read by its keys: RMSNorm, no "
+            f"{_named(kind)} is not known and read by its keys: RMSNorm, no "
             f"biases or query-key norms but those named, embedding and head "
             f"{'shared' if given.is_on('tie_word_embeddings') else 'separate'}"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -37,30 +37,30 @@ from ..records.record_kinds import (
 from ..workload.operators import OperatorKind, Phase
 from ._attribution import Attribution, OpenOperator, deepest
 from .step_marks import NO_TIME, StepMarks, Transfer
-from .traced_step import COVERAGE, MARK, TracedStep, trace_remark
+from .traced_step import COVERAGE, MARK, TracedStep
 
+_NUMBERS = ("External id", "correlation")
 UNOWNED_REMARK_FRAC = 0.05
 """Share of kernel time without an operator above which it is reported; sums between layers and of
 gradients in the autograd engine are less."""
 
 
-def traced_records(step: TracedStep, read: Callable[[str], object]) -> Iterator[Record]:
+def traced_records(step: TracedStep, chrome_events: Iterable[object]) -> Iterator[Record]:
     """Yield work of operators, transfers, and the coverage, which says what the trace lacks.
 
-    ``read`` returns the value of a trace's file, or raises ``RecordError``.
+    ``chrome_events`` are those of the trace's file.
     """
-    trace, log = read(step.trace), step.log
-    events = from_chrome(trace.get("traceEvents") or () if isinstance(trace, dict) else ())
+    log, events = step.log, from_chrome(map(slim, chrome_events))
     times_ns = sorted(event.start_ns for event in events if event.name == MARK)
     if len(times_ns) != step.num_marks or not times_ns:
-        text = f": the trace has {len(times_ns)} of {step.num_marks} marks"
-        yield trace_remark(log.window, text)
+        text = f"{COVERAGE}: the trace has {len(times_ns)} of {step.num_marks} marks"
+        yield CoverageRecord.remark(log.window, text)
         return
     if step.is_device and not any(event.category == KERNEL for event in events):
-        yield trace_remark(
+        yield CoverageRecord.remark(
             log.window,
-            ": the trace has no kernels: the driver does not let this process profile, or "
-            "another profiler is attached",
+            f"{COVERAGE}: the trace has no kernels: the driver does not let this process profile, "
+            "or another profiler is attached",
         )
         return
     # Mark 0 stands for all time before the trace.
@@ -71,8 +71,18 @@ def traced_records(step: TracedStep, read: Callable[[str], object]) -> Iterator[
     yield CoverageRecord(window=log.window, name=COVERAGE, installed=1, fired=1)
     if reading.unowned_frac > UNOWNED_REMARK_FRAC:
         share = f"{reading.unowned_frac * 100:.0f} %"
-        text = f": {share} of the time of kernels in passes belongs to no operator"
-        yield trace_remark(log.window, text)
+        text = f"{COVERAGE}: {share} of the time of kernels in passes belongs to no operator"
+        yield CoverageRecord.remark(log.window, text)
+
+
+def slim(event: object) -> object:
+    """Return the event without shapes and the like, which are most of it and not read here."""
+    if not isinstance(event, dict):
+        return event
+    details = event.get("args")
+    if isinstance(details, dict) and "Collective name" not in details:
+        event["args"] = {name: details[name] for name in _NUMBERS if name in details}
+    return event
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from ..records.record_kinds import (
     RankRecord,
     Record,
     RunRecord,
+    checked,
     from_dict,
     parse_header,
     parse_line,
@@ -103,19 +104,19 @@ class _Lines:
             self.problems.append(f"{self.name}:{self.num_lines}: {problem}")
 
 
-def no_trace(name: str) -> object:
-    """Raise ``RecordError``: there is no such file beside the rank's."""
-    raise RecordError(f"{name} is not here; copy it beside the rank's file")
+def no_trace(name: str) -> RecordError:
+    """Return the error that the file of a trace is not beside the rank's."""
+    return RecordError(f"{name} is not here; copy it beside the rank's file")
 
 
 @dataclass(slots=True)
 class RankFile(_Lines):
     """A rank's file; ``header`` and ``config`` are None until their lines were taken.
 
-    ``read_trace`` returns the value of the file of a trace, which lies beside it.
+    ``read_trace`` returns the events of the file of a trace, which lies beside it.
     """
 
-    read_trace: Callable[[str], object] = no_trace
+    read_trace: Callable[[str], Iterable[object]] | None = None
     header: Header | None = None
     config: RunConfig | None = None
     loop: LoopRecord | None = None
@@ -177,7 +178,9 @@ class RankFile(_Lines):
         self.num_traces += 1
         if self.num_traces > MOST_TRACES:
             raise RecordError(f"more than {MOST_TRACES} traces; skipped")
-        return [*traced_records(step, self.read_trace)]
+        if self.read_trace is None:
+            raise no_trace(step.trace)
+        return [*map(checked, traced_records(step, self.read_trace(step.trace)))]
 
     def _of_window(self, window: MarkedWindow) -> list[Record]:
         self.num_marks += sum(len(step.what) for step in window.steps)

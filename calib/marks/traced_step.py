@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..errors import RecordError
-from ..records.record_kinds import CoverageRecord
 from .marked_window import DAMAGED, packed_step, unpacked_step
 from .step_marks import StepMarks
 
-MAX_TRACE_NBYTES = 128 << 20
-"""Most bytes of a trace, some 300,000 events; parsed, it takes about ten times as much memory."""
+MAX_TRACE_NBYTES = 64 << 20
+"""Most bytes of a trace before it is compressed, some 170,000 events."""
 TRACE = re.compile(r"trace-\d+-[0-9a-f]+\.json\.gz")
 """Names of the files of traces."""
 MARK = "forerun"
@@ -64,9 +63,3 @@ class TracedStep:
             )
         except DAMAGED as err:
             raise RecordError(f"line of a traced step is damaged ({err}); skipped") from err
-
-
-def trace_remark(window: int, text: str) -> CoverageRecord:
-    """Return a remark on a trace, which has no hooks that could fire, and so does not count as
-    coverage."""
-    return CoverageRecord(window=window, name=f"{COVERAGE}{text}", installed=0, fired=0)

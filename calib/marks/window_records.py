@@ -246,7 +246,7 @@ class WindowRecords:
         if window.num_dropped:
             remarks.append(f"dropped: {window.num_dropped} marks, and spans that they begin or end")
         for name in remarks:
-            yield CoverageRecord(window=window.window, name=name, installed=0, fired=0)
+            yield CoverageRecord.remark(window.window, name)
 
     def summary(self, window: WindowRecord) -> RankRecord:
         """Return the summary for every rank's message; complete once all steps' records were

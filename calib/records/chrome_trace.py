@@ -6,11 +6,20 @@ ones.  An event without a time, or with one that is no number, is left out.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
+from ..errors import RecordError
 from .kineto_trace import CPU_OP, KERNEL, SHAPES, USER_RANGE, TraceEvent
 
+MOST_EVENTS = 200_000
+"""Most events of a traced step that are read, in some 100 MB of memory."""
+_LIST = re.compile(r'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(r"[\s,]*")
+_MOST_PENDING = 4 << 20
+"""Most characters of one event; more is damage."""
 _HOST = frozenset({CPU_OP, USER_RANGE})
 _OLD_CATEGORIES = {
     "operator": CPU_OP,
@@ -28,7 +37,40 @@ _LONGEST_US = 1e17
 """Three thousand years: clocks count from 1970, so that a larger value was never measured."""
 
 
-def from_chrome(events: Iterable[Mapping[str, object]]) -> list[TraceEvent]:
+def events_in(parts: Iterable[str]) -> Iterator[object]:
+    """Yield the events of a trace's text one by one, so that the whole is never in memory.
+
+    Raise ``RecordError`` if the list of events is missing, damaged, cut off or too long.
+
+    >>> [*events_in(['{"a": 1, "traceEvents": [{"ts"', ": 1}, ", '{"ts": 2}], "b": 2}'])]
+    [{'ts': 1}, {'ts': 2}]
+    """
+    decode = json.JSONDecoder().raw_decode
+    text, place, num_events = "", -1, 0
+    for part in parts:
+        text += part
+        if place < 0 and (begin := _LIST.search(text)):
+            place = begin.end()
+        while place >= 0:
+            if between := _BETWEEN.match(text, place):
+                place = between.end()
+            if text.startswith("]", place):
+                return
+            try:
+                event, place = decode(text, place)
+            except (ValueError, RecursionError):
+                break  # the rest of it is in the next part
+            yield event
+            num_events += 1
+            if num_events > MOST_EVENTS:
+                raise RecordError(f"its trace has more than {MOST_EVENTS} events; skipped")
+        text, place = text[max(0, place) :], min(0, place)
+        if len(text) > _MOST_PENDING:
+            break
+    raise RecordError("its trace is damaged or cut off; skipped")
+
+
+def from_chrome(events: Iterable[object]) -> list[TraceEvent]:
     """Return the complete events of a trace; its times are microseconds, with or without fractions.
 
     >>> kernel = {"ph": "X", "cat": "Kernel", "name": "gemm", "ts": "5", "dur": 2.25}

@@ -181,6 +181,12 @@ class CoverageRecord:
     installed: int
     fired: int
 
+    @staticmethod
+    def remark(window: int, name: str) -> CoverageRecord:
+        """Return a remark, which has no hooks that could fire, and so does not count as
+        coverage."""
+        return CoverageRecord(window=window, name=name, installed=0, fired=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:

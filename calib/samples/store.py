@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TextIO, TypeVar
 
@@ -26,6 +27,7 @@ from ..errors import RecordError
 from ..marks.run_records import RankFile, RunRecords, SummaryFile, join_ranks, no_trace
 from ..marks.traced_step import MAX_TRACE_NBYTES, TRACE
 from ..plain_json import parse_json
+from ..records.chrome_trace import events_in
 from ..records.cluster import LINKS, Cluster, SeenNode
 from ..records.files import Tail, replace_by
 from ..records.packed import MAX_LINE_NBYTES
@@ -42,6 +44,8 @@ _SCHEMA_KEY = b"forerun_schema"
 _CREATED_KEY = b"forerun_created_by"
 SUMMARIES = "summaries.jsonl"
 """File with the summaries of ranks without a file of their own, in a run's folder."""
+_PART_LENGTH = 1 << 20
+"""Characters of a trace that are parsed at a time."""
 _TEXTS = sorted(TEXTS | {"table"})
 """Columns read with a dictionary, so that a long repeated text is in memory once."""
 
@@ -198,18 +202,17 @@ def rank_file(path: Path) -> RankFile:
     return RankFile(f"{path.parent.name}/{path.name}", read_trace=partial(_read_trace, path.parent))
 
 
-def _read_trace(folder: Path, name: str) -> object:
+def _read_trace(folder: Path, name: str) -> Iterator[object]:
+    """Yield the events of a traced step's file."""
     if not TRACE.fullmatch(name):
         raise RecordError(f"{name!r} is not the name of a trace; skipped")
     try:
-        with gzip.open(folder / name) as file:
-            data = file.read(MAX_TRACE_NBYTES + 1)
-        if len(data) > MAX_TRACE_NBYTES:
-            raise ValueError(f"it has more than {MAX_TRACE_NBYTES >> 20} MiB")
-        return parse_json(data)
+        with gzip.open(folder / name, "rt", encoding="utf-8", errors="replace") as file:
+            parts = iter(partial(file.read, _PART_LENGTH), "")
+            yield from events_in(islice(parts, MAX_TRACE_NBYTES // _PART_LENGTH))
     except FileNotFoundError:
-        return no_trace(name)
-    except (OSError, EOFError, zlib.error, ValueError) as err:
+        raise no_trace(name) from None
+    except (OSError, EOFError, zlib.error, RecordError) as err:
         raise RecordError(f"{name} cannot be read ({err}); skipped") from err
 
 

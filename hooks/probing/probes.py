@@ -140,7 +140,7 @@ class Probing:
     def _put_remarks(self, window: int) -> None:
         for name in [name for name, is_emitted in self._remarks.items() if not is_emitted]:
             self._remarks[name] = True
-            self._put(CoverageRecord(window=window, name=name, installed=0, fired=0))
+            self._put(CoverageRecord.remark(window, name))
 
     def _run_operators(self, step: int, window: int, slice_s: float) -> None:
         log = self._runs.begin(step, window)

@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING
 
 from ...calib.errors import RecordError, unwritable
 from ...calib.marks.marked_window import MarkedWindow
-from ...calib.marks.traced_step import MAX_TRACE_NBYTES, TracedStep, trace_remark
+from ...calib.marks.traced_step import COVERAGE, MAX_TRACE_NBYTES, TracedStep
 from ...calib.records.files import open_owned, replace_by
 from ...calib.records.record_kinds import (
     SCHEMA,
@@ -250,7 +250,8 @@ class RecordWriter:
             if self._bounded is None or self._bounded.spend(len(line)):
                 self._write([line])
         except OSError as err:
-            self._write_now(trace_remark(exported.step.log.window, f" skipped: {err}"))
+            window = exported.step.log.window
+            self._write_now(CoverageRecord.remark(window, f"{COVERAGE} skipped: {err}"))
 
     def _write_rest(self) -> None:
         """Write the steps of an unfinished window as the process ends, unless there is an

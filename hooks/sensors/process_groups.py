@@ -7,11 +7,7 @@ are read from PyTorch's flight recorder.
 PyTorch's own hooks (``ProcessGroup.register_pre_hook``, torch 2.14.1) see these too, but cannot be
 used in some steps only.  They lie in a map without a lock, and PyTorch expects them at set-up.  A
 thread that calls a collective on the same group, such as that of a checkpoint, waits for the
-interpreter lock inside its hook; one removed meanwhile is called after it was freed (SIGSEGV in 6
-of 16 ranks, with about 200 removals each; in none with replaced methods).  A SIGABRT at exit needs
-no hook (17 of 112 ranks that leave a call unwaited, 56 of 172 with hooks): gloo's worker, which
-needs the lock to release a tensor, gets it no more once the interpreter ends, and Python ends that
-thread inside a destructor.
+interpreter lock inside its hook; one that is removed meanwhile is called after it was freed.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Ledger:
         record = self._ending.record
         words = f"some of {count} hooked step{'s' * (count > 1)}: the device was not read in time"
         _log.warning("[forerun] window %d is without %s", record.window, words)
-        remark = CoverageRecord(window=record.window, name=words, installed=0, fired=0)
+        remark = CoverageRecord.remark(record.window, words)
         self._ending = replace(self._ending, coverage=(*self._ending.coverage, remark))
 
     def give_up(self) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...calib.marks.traced_step import trace_remark
+from ...calib.marks.traced_step import COVERAGE
 from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
 from ...calib.workload.config import RunConfig
 from ...calib.workload.run_options import AutoSwitch
@@ -83,7 +83,7 @@ class Tracing:
             traced.discard()
 
     def _skip(self, reason: str, window: int) -> None:
-        self._put(trace_remark(window, f" skipped: {reason}"))
+        self._put(CoverageRecord.remark(window, f"{COVERAGE} skipped: {reason}"))
 
 
 _log = logging.getLogger(__name__)
@@ -164,7 +164,7 @@ class InstrumentManager:
         if self._gone_window != window:
             self._gone_window = window
             _log.warning("[forerun] window %d has only step times; %s", window, GONE)
-            self._put(CoverageRecord(window=window, name=GONE, installed=0, fired=0))
+            self._put(CoverageRecord.remark(window, GONE))
 
     def drop(self) -> None:
         """Release buffers, events and sites; hooks must be off."""

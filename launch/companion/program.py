@@ -9,7 +9,6 @@ can within a fixed time.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import signal
@@ -46,9 +45,6 @@ LEAVE_AFTER_S = 25.0
 """Longest time from the end of training to the end of this process."""
 LAST_WORDS_S = 5.0
 """Part of ``LEAVE_AFTER_S`` reserved for final results without another analysis."""
-_NUM_ALLOCATED = 100_000
-"""Threshold of the garbage collector, in new objects: by the default a trace takes twice as long to
-read."""
 _GRACE_S = 2.0
 """Extra time to finish writing, before the alarm ends the process."""
 
@@ -65,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     _lower_priority()
-    gc.set_threshold(_NUM_ALLOCATED)
     # Ctrl-C is meant for training, which then closes our input; final results are still written.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place_of(companion_settings).note_run()

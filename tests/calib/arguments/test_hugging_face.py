@@ -425,7 +425,7 @@ def test_every_second_layer_may_be_sparse() -> None:
 
 
 def test_an_unknown_kind_and_a_missing_size_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"model_type 'gpt9' of config.json is not known"):
+    with pytest.raises(ConfigError, match=r"model_type 'gpt9' is not known"):
         from_hugging_face({"model_type": "gpt9"})
     with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
         from_hugging_face({**QWEN2_7B, "num_hidden_layers": None})
@@ -462,7 +462,7 @@ def test_an_unknown_family_is_read_by_its_keys_with_a_note() -> None:
     config = {**LLAMA3_8B, "model_type": "new", "hidden_act": "silu", "rms_norm_eps": 1e-6}
     assert from_hugging_face(config) == from_hugging_face(LLAMA3_8B)
     (note,) = notes_of_keys(config, seq_length=8192)
-    assert note.startswith("model_type 'new' of config.json is not known and read by its keys")
+    assert note.startswith("model_type 'new' is not known and read by its keys")
     assert not notes_of_keys(LLAMA3_8B, seq_length=8192)
     with pytest.raises(ConfigError, match=r"nor what altup_num_inputs, laurel_rank do; give the"):
         from_hugging_face({**config, "laurel_rank": 64, "altup_num_inputs": 4})

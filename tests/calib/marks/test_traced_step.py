@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from forerun.calib.marks._traced_records import traced_records
 from forerun.calib.marks.step_marks import TransferKind
 from forerun.calib.marks.traced_step import MARK, TracedStep
-from forerun.calib.records.chrome_trace import from_chrome
+from forerun.calib.records.chrome_trace import events_in, from_chrome
 from forerun.calib.records.kineto_trace import CPU_OP, DEVICE_WORK, USER_RANGE, work_of
 from forerun.calib.records.record_kinds import (
     BACKWARD,
@@ -81,7 +81,7 @@ class Trace:
         """Return the records, read back from the line and the file's text."""
         value = json.loads(self.step.to_line())
         text = json.dumps({"traceEvents": [event.chrome() for event in self.events]})
-        return [*traced_records(TracedStep.from_json(value), lambda _: json.loads(text))]
+        return [*traced_records(TracedStep.from_json(value), events_in([text]))]
 
     def remarks(self) -> list[str]:
         """Return the names in the coverage."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
 import json
 import os
@@ -118,7 +119,7 @@ class Traced:
     def records(self) -> list[Record]:
         """Return the records, by the line of the rank's file."""
         step = TracedStep.from_json(json.loads(self.step.to_line()))
-        return [*traced_records(step, lambda _: self.trace)]
+        return [*traced_records(step, copy.deepcopy(self.trace["traceEvents"]))]
 
     def of(self, name: str) -> list[int]:
         """Return the durations of the events of a name."""
@@ -468,18 +469,21 @@ def test_a_session_traces_one_step_after_the_window(tmp_path):
 
 
 def bomb() -> bytes:
-    return gzip.compress(b" " * (MAX_TRACE_NBYTES + 1))
+    return gzip.compress(b'{"traceEvents": [' + b" " * (MAX_TRACE_NBYTES + 1) + b"]}")
 
 
 @pytest.mark.parametrize(
     ("data", "named"),
     [
         (None, "is not here; copy it beside the rank's file"),
-        (b"", "Expecting value"),
-        (lambda: gzip.compress(b'{"traceEvents": ['), "Expecting value"),
+        (b"", "damaged or cut off"),
+        (lambda: gzip.compress(b'{"traceEvents": ['), "damaged or cut off"),
+        (lambda: gzip.compress(b'{"traceEvents": [nonsense]}'), "damaged or cut off"),
+        (lambda: gzip.compress(b'{"traceEvents": [' + b"[" * 99_999), "damaged or cut off"),
+        (lambda: gzip.compress(b'{"traceEvents": [' + b"{}," * 200_002), "more than 200000 events"),
         (lambda: gzip.compress(b"{}")[:-6], "ended before the end-of-stream marker"),
         (b"no gzip at all", "Not a gzipped file"),
-        (bomb, "it has more than 128 MiB"),
+        (bomb, "damaged or cut off"),
     ],
 )
 def test_a_damaged_trace_costs_itself_alone(tmp_path, data, named):
@@ -529,7 +533,7 @@ def test_a_file_of_many_traces_is_read_to_a_limit(tmp_path):
     path = tmp_path / "records" / "run" / "rank-00000.jsonl"
     head, *others = path.read_text().splitlines(keepends=True)
     (line,) = (one for one in others if json.loads(one)["type"] == TracedStep.TYPE)
-    file = RankFile("rank", read_trace=lambda _: {})
+    file = RankFile("rank", read_trace=lambda _: [])
     file.take([head, *[line] * (MOST_TRACES + 1)])
     assert len(file.records) == MOST_TRACES
     assert file.problems == [f"rank:{MOST_TRACES + 2}: more than {MOST_TRACES} traces; skipped"]

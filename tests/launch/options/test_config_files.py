@@ -183,7 +183,7 @@ def test_a_model_of_hugging_face_takes_the_place_of_ours(
         ("a.yaml", "- 1\n- 2\n", "holds no mapping"),
         ("a.yaml", "a: [", "is not YAML"),
         ("a.json", "{", "is not JSON"),
-        ("a.json", '{"model_type": "gpt9"}', "model_type 'gpt9' of config.json is not known"),
+        ("a.json", '{"model_type": "gpt9"}', "model_type 'gpt9' is not known"),
         ("a.yaml", "x: !!python/object/apply:os.getcwd []", "is not YAML"),
         (
             "a.sbatch",
